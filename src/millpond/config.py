@@ -1,0 +1,51 @@
+"""EngineConfig: every setting of the engine, validated once; the only place that holds defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millpond.errors import ConfigError
+
+DTYPES = ("auto", "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine. Sizes of the pool that are None are filled in by build.py from the memory there is.
+
+    dtype "auto" runs the checkpoint's own types through the fast kernels, "float32" computes everything
+    in float32. watermark is the share of the pool held back from newcomers; watermark_blocks, where given,
+    is that reserve in blocks and wins. kv_memory is in bytes. threads None means the cores this process may use.
+    """
+
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_memory: int | None = None
+    watermark: float = 0.01
+    watermark_blocks: int | None = None
+    threads: int | None = None
+    isa: str = "auto"
+    seed: int = 0
+    audit: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks",
+                     "kv_memory", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}), so that every running request gets a token in every step"
+            )
+        if not 0.0 <= self.watermark < 1.0:
+            raise ConfigError(f"watermark must be at least 0 and below 1, got {self.watermark:g}")
+        if self.watermark_blocks is not None and self.watermark_blocks < 0:
+            raise ConfigError(f"watermark_blocks must be at least 0, got {self.watermark_blocks}")

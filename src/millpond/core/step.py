@@ -1,0 +1,104 @@
+"""The seam between control and data: one immutable message each way per step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from millpond.core.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What a runner needs to know of a request that takes a slot, for the first time or after a preemption."""
+
+    prompt_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One request's share of a step: token_ids at positions first_position, first_position + 1, ...
+
+    block_ids is the whole block table. samples says that the last position's logits give the next
+    token, whose index among the outputs is output_position (the key of its random draw).
+    admission is set in the first step after the request took its slot, and only then.
+    """
+
+    request_id: str
+    slot: int
+    first_position: int
+    token_ids: tuple[int, ...]
+    block_ids: tuple[int, ...]
+    samples: bool
+    output_position: int
+    admission: Admission | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step's work, oldest request first, and what happened to the queues on the way to it (request ids)."""
+
+    step: int
+    scheduled: tuple[ScheduledRequest, ...]
+    admitted: tuple[str, ...] = ()
+    preempted: tuple[str, ...] = ()
+    released: tuple[str, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(each.token_ids) for each in self.scheduled)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    request_id: str
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFault:
+    """A fault that belongs to one request (its logits are not finite, say): it ends with `error`, nobody else does."""
+
+    request_id: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the forward gave: one sampled token for each scheduled request with `samples`, less the faults."""
+
+    sampled: tuple[SampledToken, ...]
+    faults: tuple[RequestFault, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """One step in numbers, for metrics, the log and the lab. Times are seconds of the injected clock."""
+
+    step: int
+    num_scheduled: int
+    num_tokens: int
+    num_sampled: int
+    num_running: int
+    num_waiting: int
+    free_blocks: int
+    num_blocks: int
+    num_preempted: int
+    schedule_seconds: float
+    execute_seconds: float
+    update_seconds: float
+
+
+class Runner(Protocol):
+    """Turns a SchedulerOutput into sampled tokens: the real model, the simulator's cost model, or a test's script."""
+
+    def execute(self, output: SchedulerOutput) -> StepResult: ...
+
+
+class Clock(Protocol):
+    """Seconds that only go forward (time.monotonic, or a virtual clock)."""
+
+    def __call__(self) -> float: ...

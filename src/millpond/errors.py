@@ -1,0 +1,45 @@
+"""What can go wrong, in two families: the caller's mistakes and the engine's own faults.
+
+serve/ maps each class to a status code; the text of an error is shown to the user, so it names the
+value, the limit and the remedy, and never a local path that the caller did not send.
+"""
+
+
+class MillpondError(Exception):
+    """Any error that millpond raises on purpose."""
+
+
+class InvalidRequestError(MillpondError):
+    """The caller sent something that cannot be served (400). `param` names the field, where there is one."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ConfigError(MillpondError):
+    """A setting or a combination of settings that cannot work; refused at start."""
+
+
+class ModelFileError(MillpondError):
+    """A model file that is truncated, corrupt or of a kind that is not supported."""
+
+
+class ModelNotFoundError(MillpondError):
+    """No such model: neither a known name, nor a file, nor a folder, nor a repository."""
+
+
+class DownloadError(MillpondError):
+    """The weights could not be fetched, or are not what they should be."""
+
+
+class EngineError(MillpondError):
+    """A fault of the engine that ends one request (500)."""
+
+
+class EngineDeadError(MillpondError):
+    """The engine has stopped and takes no more requests (503)."""
+
+
+class InvariantError(MillpondError):
+    """A broken rule of the scheduler or the block pool: a bug, with the object and both numbers in the message."""
