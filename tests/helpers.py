@@ -1,0 +1,99 @@
+"""What the tests share: a runner with no model that still reads and writes K/V through the block tables."""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+
+from millpond.core.step import (
+    Admission,
+    RequestFault,
+    SampledToken,
+    ScheduledRequest,
+    SchedulerOutput,
+    StepResult,
+)
+
+DEFAULT_TOKENS = range(100, 1000)
+
+
+def next_token(token_ids: Iterable[int], tokens: range = DEFAULT_TOKENS) -> int:
+    """The token that the scripted model puts after token_ids: a hash of all of them, so that any slip shows."""
+    return tokens[zlib.crc32(array("q", token_ids).tobytes()) % len(tokens)]
+
+
+def expected_output(prompt: Sequence[int], num_tokens: int, tokens: range = DEFAULT_TOKENS) -> list[int]:
+    """What the scripted model answers to a prompt that runs alone, with no scheduler and no blocks."""
+    sequence = list(prompt)
+    for _ in range(num_tokens):
+        sequence.append(next_token(sequence, tokens))
+    return sequence[len(prompt) :]
+
+
+class ScriptedRunner:
+    """A Runner whose K/V is the token itself, kept by block: a stale, shared or lost block changes the answer.
+
+    script gives the tokens of a request by output position; past its end, and for other requests, the token is
+    next_token of everything read back through the block table. faults maps a request id to the output
+    position at which it faults. raises maps the number of a call (from 0) to the exception it raises.
+    """
+
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        tokens: range = DEFAULT_TOKENS,
+        script: Mapping[str, Sequence[int]] | None = None,
+        faults: Mapping[str, int] | None = None,
+        raises: Mapping[int, Exception] | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self.tokens = tokens
+        self.script = dict(script or {})
+        self.faults = dict(faults or {})
+        self.raises = dict(raises or {})
+        self.outputs: list[SchedulerOutput] = []
+        self.admissions: list[tuple[int, str, Admission]] = []
+        self.slot_owners: dict[int, str] = {}
+        self._kv: dict[tuple[int, int], int] = {}
+
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        call = len(self.outputs)
+        self.outputs.append(output)
+        if call in self.raises:
+            raise self.raises[call]
+        sampled: list[SampledToken] = []
+        faults: list[RequestFault] = []
+        for each in output.scheduled:
+            self._take_slot(each)
+        for each in output.scheduled:
+            self._write(each)
+        for each in output.scheduled:
+            if not each.samples:
+                continue
+            if self.faults.get(each.request_id) == each.output_position:
+                faults.append(RequestFault(each.request_id, "the logits are not finite"))
+            else:
+                sampled.append(SampledToken(each.request_id, self._sample(each)))
+        return StepResult(tuple(sampled), tuple(faults))
+
+    def _take_slot(self, each: ScheduledRequest) -> None:
+        if each.admission is not None:
+            self.admissions.append((each.slot, each.request_id, each.admission))
+            self.slot_owners[each.slot] = each.request_id
+        owner = self.slot_owners.get(each.slot)
+        assert owner == each.request_id, f"slot {each.slot} is {owner}'s, not {each.request_id}'s: admission missing"
+
+    def _write(self, each: ScheduledRequest) -> None:
+        for position, token_id in enumerate(each.token_ids, each.first_position):
+            block, offset = divmod(position, self.block_size)
+            self._kv[each.block_ids[block], offset] = token_id
+
+    def _sample(self, each: ScheduledRequest) -> int:
+        script = self.script.get(each.request_id, ())
+        if each.output_position < len(script):
+            return script[each.output_position]
+        end = each.first_position + len(each.token_ids)
+        places = (divmod(position, self.block_size) for position in range(end))
+        return next_token((self._kv[each.block_ids[block], offset] for block, offset in places), self.tokens)
