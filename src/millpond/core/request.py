@@ -114,6 +114,7 @@ class Request:
     block_ids: list[int] = field(default_factory=list)
     slot: int | None = None
     finish_reason: FinishReason | None = None
+    error: str | None = None
     num_preemptions: int = 0
     num_tokens_at_admission: int = 0
 
@@ -132,6 +133,13 @@ class Request:
     @property
     def is_finished(self) -> bool:
         return self.state is RequestState.FINISHED
+
+    def token_ids_between(self, start: int, end: int) -> tuple[int, ...]:
+        """The tokens at positions start to end - 1, over the prompt and what was generated."""
+        prompt = self.prompt_token_ids
+        if start >= len(prompt):
+            return tuple(self.output_token_ids[start - len(prompt) : end - len(prompt)])
+        return prompt[start:end] + tuple(self.output_token_ids[: max(0, end - len(prompt))])
 
     def move_to(self, state: RequestState) -> None:
         """Follow one edge of the table; anything else is a bug and raises InvariantError."""

@@ -1,0 +1,84 @@
+"""The pool of K/V blocks: who holds which, and the arithmetic of its size."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+
+from millpond.errors import ConfigError, InvariantError
+
+
+def blocks_for_length(num_tokens: int, block_size: int) -> int:
+    """How many blocks hold num_tokens positions: the ceiling of num_tokens / block_size."""
+    return -(-num_tokens // block_size)
+
+
+def resolve_watermark_blocks(num_blocks: int, watermark: float, watermark_blocks: int | None = None) -> int:
+    """The reserve in blocks: watermark_blocks where it is given, else the share int(watermark * num_blocks).
+
+    Raises ConfigError unless 0 <= reserve < num_blocks. The share is 0 for every pool too small for it to make
+    one whole block (under 100 blocks at the default of 0.01).
+    """
+    if watermark_blocks is None:
+        if not 0.0 <= watermark < 1.0:
+            raise ConfigError(f"watermark must be at least 0 and below 1, got {watermark:g}")
+        return int(watermark * num_blocks)
+    if not 0 <= watermark_blocks < num_blocks:
+        raise ConfigError(
+            f"watermark_blocks must be at least 0 and below the {num_blocks} blocks of the pool, got {watermark_blocks}"
+        )
+    return watermark_blocks
+
+
+class BlockPool:
+    """num_blocks blocks, each free or held by one holder or more.
+
+    Free blocks are handed out in the order in which they became free, so that what a block last held lives
+    as long as it can and every run makes the same choices.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ConfigError(f"num_blocks must be at least 1, got {num_blocks}")
+        self.num_blocks = num_blocks
+        self._ref_counts = [0] * num_blocks
+        # An ordered set rather than a queue: a block that is wanted again can be taken from the middle.
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def free_block_ids(self) -> tuple[int, ...]:
+        """The free blocks, the next to be handed out first."""
+        return tuple(self._free)
+
+    def ref_count(self, block_id: int) -> int:
+        """How many holders a block has; 0 means that it is free. Raises InvariantError for a block that is not here."""
+        if not 0 <= block_id < self.num_blocks:
+            raise InvariantError(f"block {block_id} is not in a pool of {self.num_blocks} blocks")
+        return self._ref_counts[block_id]
+
+    def allocate(self, num_blocks: int) -> list[int] | None:
+        """Take num_blocks free blocks with one holder each; None, and nothing taken, when fewer are free."""
+        if num_blocks > len(self._free):
+            return None
+        block_ids = [self._free.popitem(last=False)[0] for _ in range(num_blocks)]
+        for block_id in block_ids:
+            self._ref_counts[block_id] = 1
+        return block_ids
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Take one holder off each block; a block with none left becomes free.
+
+        Raises InvariantError, and changes nothing, when a block has fewer holders than it is to lose.
+        """
+        for block_id, times in Counter(block_ids).items():
+            held = self.ref_count(block_id)
+            if times > held:
+                raise InvariantError(f"block {block_id}: {times} holders released, but it has {held}")
+        for block_id in block_ids:
+            self._ref_counts[block_id] -= 1
+            if self._ref_counts[block_id] == 0:
+                self._free[block_id] = None

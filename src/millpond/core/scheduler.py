@@ -1,0 +1,366 @@
+"""The scheduler: who holds blocks and a slot, and which tokens each of them forwards in a step.
+
+There is no prefill phase and no decode phase: a step gives each running request some of the tokens that
+num_computed_tokens lacks to num_tokens, and that one rule is chunked prefill, decoding and resumption.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from millpond.core.block_pool import BlockPool, blocks_for_length, resolve_watermark_blocks
+from millpond.core.door import Door
+from millpond.core.request import FinishReason, Request, RequestState
+from millpond.core.step import Admission, ScheduledRequest, SchedulerOutput, StepResult
+from millpond.errors import ConfigError, InvalidRequestError, InvariantError
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """What has happened since the start.
+
+    thrashed_admissions counts preemptions of a request that generated fewer than block_size tokens since it
+    was admitted. recomputed_tokens counts the positions that resumed requests prefill again.
+    """
+
+    iterations: int = 0
+    admissions: int = 0
+    preemptions: int = 0
+    thrashed_admissions: int = 0
+    forward_tokens: int = 0
+    recomputed_tokens: int = 0
+
+    @property
+    def recompute_share(self) -> float:
+        """recomputed_tokens over forward_tokens; 0 before anything was forwarded."""
+        return self.recomputed_tokens / self.forward_tokens if self.forward_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestUpdate:
+    """What a step gave one request: its new token, or the fault that ended it."""
+
+    request: Request
+    token_id: int | None
+    fault: str | None = None
+
+
+class Scheduler:
+    """Continuous batching over a block pool: schedule(), run the step, update(); again while has_work.
+
+    max_num_batched_tokens None means no budget of tokens per step. Requests are ordered by arrival; every
+    running request is older than every waiting one, because only the head is admitted and only the youngest
+    running request is preempted. A finished request keeps its blocks and its slot until the next schedule().
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int | None,
+        max_model_len: int,
+        watermark_blocks: int,
+    ) -> None:
+        sizes = {"block_size": block_size, "max_num_seqs": max_num_seqs, "max_model_len": max_model_len}
+        if max_num_batched_tokens is not None:
+            sizes["max_num_batched_tokens"] = max_num_batched_tokens
+        for name, value in sizes.items():
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        self.pool = BlockPool(num_blocks)
+        self.block_size = block_size
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.watermark_blocks = resolve_watermark_blocks(num_blocks, 0.0, watermark_blocks)
+        self.counters = SchedulerCounters()
+        self.requests: dict[str, Request] = {}
+        self.waiting: OrderedDict[str, Request] = OrderedDict()
+        self.running: list[Request] = []
+        self.finished: list[Request] = []
+        self.free_slots = list(range(max_num_seqs))
+        self._door = Door(num_blocks, block_size, max_model_len)
+        self._num_arrivals = 0
+        self._in_flight: tuple[tuple[ScheduledRequest, Request], ...] = ()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is unfinished or still to be released."""
+        return bool(self.requests)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def step_is_in_flight(self) -> bool:
+        """Whether schedule() gave out work whose result has not come back."""
+        return any(not request.is_finished for _, request in self._in_flight)
+
+    def max_tokens_that_fit(self, num_prompt_tokens: int) -> int:
+        """The cap for an unset max_tokens; 0 when the prompt itself does not fit."""
+        return self._door.max_tokens_that_fit(num_prompt_tokens)
+
+    def add_request(self, request: Request) -> None:
+        """Take a request into the queue. Raises InvalidRequestError for a known id or what could never run."""
+        if request.request_id in self.requests:
+            raise InvalidRequestError(f"request id {request.request_id!r} is already in use", "request_id")
+        self._door.check(request)
+        request.arrival = self._num_arrivals
+        self._num_arrivals += 1
+        self.requests[request.request_id] = request
+        self.waiting[request.request_id] = request
+
+    def abort(self, request_id: str) -> bool:
+        """End a request in whatever state it is; False when it is unknown or finished already."""
+        request = self.requests.get(request_id)
+        if request is None or request.is_finished:
+            return False
+        self._end(request, FinishReason.ABORT)
+        return True
+
+    def finish(self, request_id: str, reason: FinishReason) -> None:
+        """End a request for a reason that only the engine sees, such as a stop string.
+
+        A stop string that the last allowed token completes wins over LENGTH. Raises InvariantError for a
+        request that is unknown or has ended in another way.
+        """
+        request = self._known(request_id)
+        if request.finish_reason is FinishReason.LENGTH and reason is FinishReason.STOP:
+            request.finish_reason = reason
+        else:
+            self._end(request, reason)
+
+    def fail(self, request_ids: Iterable[str], message: str) -> None:
+        """End those of the requests that are unfinished with an error: what to do when a step raised.
+
+        When every request of the step in flight has ended, no result for it is awaited any more.
+        Raises InvariantError for an unknown id.
+        """
+        for request in [self._known(request_id) for request_id in request_ids]:
+            if not request.is_finished:
+                self._end(request, FinishReason.ERROR, message)
+
+    def schedule(self) -> SchedulerOutput:
+        """Decide one step: release, grow, admit; then hand out tokens.
+
+        Raises InvariantError when the step before it has had neither its result nor its failure.
+        """
+        if self.step_is_in_flight:
+            raise InvariantError(f"step {self.counters.iterations - 1} is still in flight: it has had no result")
+        released = self._release()
+        preempted = self._grow()
+        admitted = self._admit()
+        self._in_flight = tuple(
+            (self._plan(request, share), request)
+            for request, share in zip(self.running, self._shares(), strict=True)
+            if share
+        )
+        step = self.counters.iterations
+        self.counters.iterations += 1
+        return SchedulerOutput(step, tuple(each for each, _ in self._in_flight), admitted, preempted, released)
+
+    def update(self, result: StepResult) -> tuple[RequestUpdate, ...]:
+        """Take in a step's result: one record for each request that got a token or a fault, in schedule order.
+
+        Results of requests that ended while the step ran are dropped. Raises InvariantError, and changes
+        nothing, when the result does not answer the step in flight.
+        """
+        in_flight = self._in_flight
+        token_of, fault_of = _checked(in_flight, result)
+        self._in_flight = ()
+        updates = []
+        for each, request in in_flight:
+            if request.is_finished:
+                continue
+            token_id, fault = token_of.get(each.request_id), fault_of.get(each.request_id)
+            if fault is not None:
+                self._end(request, FinishReason.ERROR, fault)
+            else:
+                request.num_computed_tokens += len(each.token_ids)
+            if token_id is not None:
+                self._append(request, token_id)
+            if token_id is not None or fault is not None:
+                updates.append(RequestUpdate(request, token_id, fault))
+        return tuple(updates)
+
+    def _known(self, request_id: str) -> Request:
+        if request_id not in self.requests:
+            raise InvariantError(f"request {request_id}: unknown to the scheduler")
+        return self.requests[request_id]
+
+    def _append(self, request: Request, token_id: int) -> None:
+        request.output_token_ids.append(token_id)
+        if token_id in request.stop_token_ids:
+            self._end(request, FinishReason.STOP)
+        elif request.num_output_tokens >= request.max_tokens:
+            self._end(request, FinishReason.LENGTH)
+
+    def _end(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
+        """Out of its queue at once, so that the queues hold the unfinished; blocks and slot go at the next release."""
+        was_running = request.state is RequestState.RUNNING
+        request.move_to(RequestState.FINISHED)
+        request.finish_reason = reason
+        request.error = error
+        if was_running:
+            self.running.remove(request)
+        else:
+            del self.waiting[request.request_id]
+        self.finished.append(request)
+
+    def _release(self) -> tuple[str, ...]:
+        released = tuple(request.request_id for request in self.finished)
+        for request in self.finished:
+            self._give_back(request)
+            del self.requests[request.request_id]
+        self.finished.clear()
+        return released
+
+    def _give_back(self, request: Request) -> None:
+        self.pool.release(request.block_ids)
+        request.block_ids.clear()
+        if request.slot is not None:
+            heapq.heappush(self.free_slots, request.slot)
+            request.slot = None
+
+    def _grow(self) -> tuple[str, ...]:
+        preempted: list[str] = []
+        grown = 0
+        while grown < len(self.running):
+            request = self.running[grown]
+            missing = self._blocks_needed(request) - len(request.block_ids)
+            block_ids = self.pool.allocate(missing)
+            if block_ids is None:
+                # The running are in arrival order, so the last one is the youngest, and has not grown yet.
+                preempted.append(self._preempt(self.running[-1]))
+            else:
+                request.block_ids += block_ids
+                grown += 1
+        return tuple(preempted)
+
+    def _preempt(self, victim: Request) -> str:
+        generated = victim.num_tokens - victim.num_tokens_at_admission
+        self.counters.preemptions += 1
+        self.counters.thrashed_admissions += generated < self.block_size
+        victim.move_to(RequestState.WAITING)
+        self.running.remove(victim)
+        self._give_back(victim)
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        self.waiting[victim.request_id] = victim
+        self.waiting.move_to_end(victim.request_id, last=False)
+        return victim.request_id
+
+    def _admit(self) -> tuple[str, ...]:
+        """Admit from the head while a slot is free, the pool has room and the step has tokens left to give.
+
+        A newcomer to a step whose budget is spent would only lock blocks that the others may need to grow.
+        So nobody is admitted without a token, and the running are never more than the budget.
+        """
+        admitted: list[str] = []
+        wanted = sum(_missing_tokens(request) for request in self.running)
+        while self.waiting and self.free_slots and not self._is_spent(wanted):
+            request = next(iter(self.waiting.values()))
+            need = self._blocks_needed(request)
+            if need > self.pool.num_free - self._reserve(need):
+                break
+            self._start(request, need)
+            admitted.append(request.request_id)
+            wanted += _missing_tokens(request)
+        return tuple(admitted)
+
+    def _reserve(self, need: int) -> int:
+        """The watermark may delay a request, it may never exclude one: what it could never let in is let off."""
+        admissible_blocks = self.pool.num_blocks - self.watermark_blocks
+        return self.watermark_blocks if need <= admissible_blocks else 0
+
+    def _start(self, request: Request, need: int) -> None:
+        block_ids = self.pool.allocate(need)
+        if block_ids is None:
+            raise InvariantError(f"request {request.request_id}: {need} blocks wanted, {self.pool.num_free} free")
+        request.move_to(RequestState.RUNNING)
+        request.block_ids += block_ids
+        request.slot = heapq.heappop(self.free_slots)
+        request.num_tokens_at_admission = request.num_tokens
+        del self.waiting[request.request_id]
+        self.running.append(request)
+        self.counters.admissions += 1
+
+    def _is_spent(self, wanted: int) -> bool:
+        return self.max_num_batched_tokens is not None and wanted >= self.max_num_batched_tokens
+
+    def _shares(self) -> list[int]:
+        """How many tokens each running request forwards: one to each that lacks one, the rest by arrival.
+
+        The running are no more than the budget (see _admit), so the oldest always gets a token.
+        """
+        wanted = [_missing_tokens(request) for request in self.running]
+        if self.max_num_batched_tokens is None:
+            return wanted
+        left = self.max_num_batched_tokens - wanted.count(1)
+        shares = []
+        for want in wanted:
+            share = 1 if want == 1 else min(want, left)
+            left -= share if want > 1 else 0
+            shares.append(share)
+        return shares
+
+    def _plan(self, request: Request, share: int) -> ScheduledRequest:
+        first = request.num_computed_tokens
+        end = first + share
+        self.counters.forward_tokens += share
+        if request.num_preemptions:
+            self.counters.recomputed_tokens += max(0, min(end, request.num_tokens_at_admission) - first)
+        if request.slot is None:
+            raise InvariantError(f"request {request.request_id}: running without a slot")
+        return ScheduledRequest(
+            request_id=request.request_id,
+            slot=request.slot,
+            first_position=first,
+            token_ids=request.token_ids_between(first, end),
+            block_ids=tuple(request.block_ids),
+            samples=end == request.num_tokens,
+            output_position=request.num_output_tokens,
+            admission=_admission(request) if first == 0 else None,
+        )
+
+    def _blocks_needed(self, request: Request) -> int:
+        return blocks_for_length(request.num_tokens, self.block_size)
+
+
+def _missing_tokens(request: Request) -> int:
+    return request.num_tokens - request.num_computed_tokens
+
+
+def _admission(request: Request) -> Admission:
+    return Admission(request.prompt_token_ids, tuple(request.output_token_ids), request.sampling, request.seed)
+
+
+def _checked(
+    in_flight: tuple[tuple[ScheduledRequest, Request], ...], result: StepResult
+) -> tuple[dict[str, int], dict[str, str]]:
+    """Tokens and faults by request id, each scheduled sample answered once. Raises InvariantError otherwise."""
+    samples = {each.request_id: each.samples for each, _ in in_flight}
+    token_of = {each.request_id: each.token_id for each in result.sampled}
+    fault_of = {each.request_id: each.message for each in result.faults}
+    answers = [each.request_id for each in (*result.sampled, *result.faults)]
+    if len(answers) != len(token_of.keys() | fault_of.keys()):
+        raise InvariantError(f"a step's result answers a request twice: {sorted(answers)}")
+    for request_id in answers:
+        if request_id not in samples:
+            raise InvariantError(f"request {request_id}: has a result but was not scheduled in this step")
+    for request_id in token_of:
+        if not samples[request_id]:
+            raise InvariantError(f"request {request_id}: has a token but was scheduled without sampling")
+    for each, request in in_flight:
+        if each.samples and not request.is_finished and each.request_id not in token_of | fault_of:
+            raise InvariantError(f"request {each.request_id}: scheduled to sample, got neither a token nor a fault")
+    return token_of, fault_of
