@@ -130,7 +130,7 @@ class Scheduler:
     def finish(self, request_id: str, reason: FinishReason) -> None:
         """End a request for a reason that only the engine sees, such as a stop string.
 
-        A stop string that the last allowed token completes wins over LENGTH. Raises InvariantError for a
+        For use between steps; a stop string that the last allowed token completes wins over LENGTH. Raises InvariantError for a
         request that is unknown or has ended in another way.
         """
         request = self._known(request_id)
@@ -149,6 +149,15 @@ class Scheduler:
             if not request.is_finished:
                 self._end(request, FinishReason.ERROR, message)
 
+    def release_finished(self) -> tuple[str, ...]:
+        """Give back the blocks and slots of what has ended, and forget it; schedule() does this first."""
+        released = tuple(request.request_id for request in self.finished)
+        for request in self.finished:
+            self._give_back(request)
+            del self.requests[request.request_id]
+        self.finished.clear()
+        return released
+
     def schedule(self) -> SchedulerOutput:
         """Decide one step: release, grow, admit; then hand out tokens.
 
@@ -156,7 +165,7 @@ class Scheduler:
         """
         if self.step_is_in_flight:
             raise InvariantError(f"step {self.counters.iterations - 1} is still in flight: it has had no result")
-        released = self._release()
+        released = self.release_finished()
         preempted = self._grow()
         admitted = self._admit()
         self._in_flight = tuple(
@@ -215,14 +224,6 @@ class Scheduler:
         else:
             del self.waiting[request.request_id]
         self.finished.append(request)
-
-    def _release(self) -> tuple[str, ...]:
-        released = tuple(request.request_id for request in self.finished)
-        for request in self.finished:
-            self._give_back(request)
-            del self.requests[request.request_id]
-        self.finished.clear()
-        return released
 
     def _give_back(self, request: Request) -> None:
         self.pool.release(request.block_ids)
@@ -351,7 +352,7 @@ def _checked(
     samples = {each.request_id: each.samples for each, _ in in_flight}
     token_of = {each.request_id: each.token_id for each in result.sampled}
     fault_of = {each.request_id: each.message for each in result.faults}
-    answers = [each.request_id for each in (*result.sampled, *result.faults)]
+    answers = [each.request_id for each in result.sampled] + [each.request_id for each in result.faults]
     if len(answers) != len(token_of.keys() | fault_of.keys()):
         raise InvariantError(f"a step's result answers a request twice: {sorted(answers)}")
     for request_id in answers:
