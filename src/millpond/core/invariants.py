@@ -189,9 +189,6 @@ class Auditor:
             raise _broken(
                 7, f"the oldest request {oldest.request_id} stands still, step {output.step} runs {scheduled}"
             )
-        budget = self.scheduler.max_num_batched_tokens
-        if budget is not None and output.num_tokens > budget:
-            raise _broken(5, f"step {output.step} has {output.num_tokens} tokens and a budget of {budget}")
 
 
 def _check_share(record: _Record, each: ScheduledRequest) -> None:

@@ -130,8 +130,8 @@ class Scheduler:
     def finish(self, request_id: str, reason: FinishReason) -> None:
         """End a request for a reason that only the engine sees, such as a stop string.
 
-        For use between steps; a stop string that the last allowed token completes wins over LENGTH. Raises InvariantError for a
-        request that is unknown or has ended in another way.
+        For use between steps; a stop string that the last allowed token completes wins over LENGTH. Raises
+        InvariantError for a request that is unknown or has ended in another way.
         """
         request = self._known(request_id)
         if request.finish_reason is FinishReason.LENGTH and reason is FinishReason.STOP:
