@@ -6,6 +6,9 @@ import zlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 
+from millpond.core.invariants import Auditor
+from millpond.core.request import Request
+from millpond.core.scheduler import RequestUpdate, Scheduler
 from millpond.core.step import (
     Admission,
     RequestFault,
@@ -97,3 +100,72 @@ class ScriptedRunner:
         end = each.first_position + len(each.token_ids)
         places = (divmod(position, self.block_size) for position in range(end))
         return next_token((self._kv[each.block_ids[block], offset] for block, offset in places), self.tokens)
+
+
+def make_scheduler(
+    *,
+    num_blocks: int = 8,
+    block_size: int = 4,
+    slots: int = 3,
+    budget: int | None = None,
+    reserve: int = 0,
+    max_model_len: int = 10**6,
+) -> Scheduler:
+    """A scheduler over a pool small enough that the rare paths are common."""
+    return Scheduler(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_num_seqs=slots,
+        max_num_batched_tokens=budget,
+        max_model_len=max_model_len,
+        watermark_blocks=reserve,
+    )
+
+
+def make_request(request_id: str, num_prompt_tokens: int = 6, max_tokens: int = 10, **kwargs: object) -> Request:
+    """A request whose prompt is its own, so that nobody else's K/V could pass for it."""
+    start = zlib.crc32(request_id.encode()) % 10_000 + 1_000
+    return Request(request_id, tuple(range(start, start + num_prompt_tokens)), max_tokens, **kwargs)
+
+
+class Loop:
+    """The engine's loop with no engine: schedule, execute, update, with the auditor on after every step."""
+
+    def __init__(self, scheduler: Scheduler, runner: ScriptedRunner | None = None) -> None:
+        self.scheduler = scheduler
+        self.runner = runner or ScriptedRunner(block_size=scheduler.block_size)
+        self.auditor = Auditor(scheduler)
+        self.outputs: list[SchedulerOutput] = []
+        self.updates: list[RequestUpdate] = []
+
+    def add(self, *requests: Request) -> None:
+        for request in requests:
+            self.scheduler.add_request(request)
+
+    def schedule(self) -> SchedulerOutput:
+        output = self.scheduler.schedule()
+        self.outputs.append(output)
+        self.auditor.after_schedule(output)
+        return output
+
+    def finish_step(self, output: SchedulerOutput) -> None:
+        result = self.runner.execute(output)
+        self.updates.extend(self.scheduler.update(result))
+        self.auditor.after_update(result)
+
+    def step(self) -> SchedulerOutput:
+        output = self.schedule()
+        self.finish_step(output)
+        return output
+
+    def steps(self, count: int) -> list[SchedulerOutput]:
+        return [self.step() for _ in range(count)]
+
+    def run(self, max_steps: int = 1_000) -> int:
+        """Run until nothing is left and return how many steps that took; more than max_steps is a failure."""
+        taken = 0
+        while self.scheduler.has_work:
+            assert taken < max_steps, f"not drained after {max_steps} steps"
+            self.step()
+            taken += 1
+        return taken
