@@ -183,7 +183,10 @@ class Auditor:
         unfinished = [record.request for record in self._records.values() if not record.request.is_finished]
         if unfinished and not output.scheduled and not output.released:
             raise _broken(5, f"step {output.step} has {len(unfinished)} unfinished and 0 tokens or releases")
-        scheduled = [each.request_id for each in output.scheduled]
+        scheduled = [each.request_id for each in output.scheduled if each.token_ids]
+        running = [request.request_id for request in self.scheduler.running]
+        if scheduled != running:
+            raise _broken(5, f"step {output.step} has tokens for {scheduled}, but {running} are running")
         oldest = min(unfinished, key=lambda request: request.arrival, default=None)
         if oldest is not None and oldest.request_id not in scheduled:
             raise _broken(

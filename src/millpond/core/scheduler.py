@@ -168,11 +168,7 @@ class Scheduler:
         released = self.release_finished()
         preempted = self._grow()
         admitted = self._admit()
-        self._in_flight = tuple(
-            (self._plan(request, share), request)
-            for request, share in zip(self.running, self._shares(), strict=True)
-            if share
-        )
+        self._in_flight = self._plan_all()
         step = self.counters.iterations
         self.counters.iterations += 1
         return SchedulerOutput(step, tuple(each for each, _ in self._in_flight), admitted, preempted, released)
@@ -263,8 +259,9 @@ class Scheduler:
     def _admit(self) -> tuple[str, ...]:
         """Admit from the head while a slot is free, the pool has room and the step has tokens left to give.
 
-        A newcomer to a step whose budget is spent would only lock blocks that the others may need to grow.
-        So nobody is admitted without a token, and the running are never more than the budget.
+        A newcomer to a step whose budget is spent would only lock blocks that the others may need to grow. So
+        whoever is admitted gets a token at once, only the youngest can be in the middle of its tokens, and as
+        all the older ones together lack less than the budget, every running request gets a token in every step.
         """
         admitted: list[str] = []
         wanted = sum(_missing_tokens(request) for request in self.running)
@@ -298,21 +295,16 @@ class Scheduler:
     def _is_spent(self, wanted: int) -> bool:
         return self.max_num_batched_tokens is not None and wanted >= self.max_num_batched_tokens
 
-    def _shares(self) -> list[int]:
-        """How many tokens each running request forwards: one to each that lacks one, the rest by arrival.
-
-        The running are no more than the budget (see _admit), so the oldest always gets a token.
-        """
-        wanted = [_missing_tokens(request) for request in self.running]
-        if self.max_num_batched_tokens is None:
-            return wanted
-        left = self.max_num_batched_tokens - wanted.count(1)
-        shares = []
-        for want in wanted:
-            share = 1 if want == 1 else min(want, left)
-            left -= share if want > 1 else 0
-            shares.append(share)
-        return shares
+    def _plan_all(self) -> tuple[tuple[ScheduledRequest, Request], ...]:
+        """Hand out the budget, oldest first. All but the youngest lack less than the budget (see _admit)."""
+        left = self.max_num_batched_tokens
+        plans = []
+        for request in self.running:
+            missing = _missing_tokens(request)
+            share = missing if left is None else min(missing, left)
+            left = None if left is None else left - share
+            plans.append((self._plan(request, share), request))
+        return tuple(plans)
 
     def _plan(self, request: Request, share: int) -> ScheduledRequest:
         first = request.num_computed_tokens
