@@ -1,0 +1,177 @@
+"""Messages to prompt text, by the chat template that the model file carries, in a sandbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError, TemplateSyntaxError, nodes, pass_context
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from millpond.errors import InvalidRequestError, ModelFileError
+from millpond.text.messages import normalize_messages
+
+MAX_STEPS = 1_000_000
+MAX_CHARACTERS = 64 * 2**20
+
+_STEPS = "_steps"
+# What a template's own expressions can raise: it is a program, and the messages are its input.
+_TEMPLATE_FAULTS = (
+    TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
+
+
+class ChatTemplate:
+    """A chat template, compiled once; safe to use from several threads at once.
+
+    It runs as it does in transformers: the same sandbox, whitespace rules, filters and functions. A template of
+    None is a model without one. special_tokens are the texts of bos_token, eos_token and so on; `now` is the clock
+    of strftime_now. ModelFileError for a syntax error.
+
+    A template cannot wait and has no unbounded loop, but it can nest loops and call itself, so a rendering may take
+    at most max_steps turns of loops and calls, and give at most max_characters.
+    """
+
+    def __init__(
+        self,
+        template: str | None,
+        special_tokens: Mapping[str, str],
+        *,
+        now: Callable[[], datetime] = datetime.now,
+        max_steps: int = MAX_STEPS,
+        max_characters: int = MAX_CHARACTERS,
+    ) -> None:
+        self._special_tokens = dict(special_tokens)
+        self._max_steps = max_steps
+        self._max_characters = max_characters
+        # Only templates that know of developers can be given one; to the others it is the older word for it.
+        self._knows_developer = template is not None and "developer" in template
+        self._template = None if template is None else _compile(template, now)
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **kwargs: Any
+    ) -> str:
+        """The prompt text; encode it with add_special_tokens=False. `kwargs` are variables for the template.
+
+        InvalidRequestError, with the template's own message where it refuses the messages, and for messages that
+        `normalize_messages` refuses, for a model without a template, and for a rendering that grows without end.
+        """
+        if self._template is None:
+            raise InvalidRequestError(
+                "the model has no chat template, so it cannot chat; give it a plain prompt as a completion", "messages"
+            )
+        variables = {
+            "tools": None,
+            "documents": None,
+            **self._special_tokens,
+            **kwargs,
+            "messages": self._known_roles(normalize_messages(messages)),
+            "add_generation_prompt": add_generation_prompt,
+            _STEPS: _Steps(self._max_steps),
+        }
+        try:
+            return self._joined(self._template.generate(variables))
+        except _Refusal as refusal:
+            raise InvalidRequestError(str(refusal), "messages") from refusal
+        except _TEMPLATE_FAULTS as error:
+            message = f"the model's chat template failed on these messages: {str(error) or type(error).__name__}"
+            raise InvalidRequestError(message, "messages") from error
+
+    def _known_roles(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if self._knows_developer:
+            return messages
+        return [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
+
+    def _joined(self, pieces: Iterable[str]) -> str:
+        parts: list[str] = []
+        num_characters = 0
+        for piece in pieces:
+            num_characters += len(piece)
+            if num_characters > self._max_characters:
+                raise _Refusal(f"the chat template gave more than {self._max_characters} characters")
+            parts.append(piece)
+        return "".join(parts)
+
+
+class _Refusal(TemplateError):
+    """The template, or a bound on it, refuses the messages."""
+
+
+class _Steps:
+    """What is left of one rendering's steps."""
+
+    __slots__ = ("_left", "_limit")
+
+    def __init__(self, limit: int) -> None:
+        self._left = self._limit = limit
+
+    def take(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise _Refusal(f"the chat template took more than {self._limit} steps")
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with every call counted as a step."""
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        __context[_STEPS].take()
+        return super().call(__context, __obj, *args, **kwargs)
+
+
+class _GenerationTag(Extension):
+    """{% generation %}...{% endgeneration %} marks the assistant's words for training; here it is only a scope."""
+
+    tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _compile(source: str, now: Callable[[], datetime]) -> Any:
+    def strftime_now(pattern: str) -> str:
+        return now().strftime(pattern)
+
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+    environment.filters.update(tojson=_to_json, counted=_counted)
+    environment.globals.update(raise_exception=_raise_exception, strftime_now=strftime_now)
+    try:
+        tree = environment.parse(source)
+        for loop in tree.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
+        tree.set_environment(environment)
+        return environment.from_string(tree)
+    except TemplateSyntaxError as error:
+        raise ModelFileError(f"the chat template has an error in line {error.lineno}: {error.message}") from error
+    except (SyntaxError, RecursionError) as error:  # jinja2 writes Python, which bounds how deep blocks may nest
+        raise ModelFileError(f"the chat template is nested too deep: {error}") from error
+
+
+@pass_context
+def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
+    steps = context[_STEPS]
+    for item in items:
+        steps.take()
+        yield item
+
+
+def _raise_exception(message: str) -> None:
+    raise _Refusal(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: jinja2's own filter escapes < and > for HTML, which a model was never trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,33 @@
+"""Token ids to text as they come, in whole characters."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from millpond.text.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """The text of one growing output; constant work per token.
+
+    All deltas and finish() joined are exactly `tokenizer.decode` of all the tokens. A character is given out with
+    its last byte, and bytes that can no longer become one at once as U+FFFD, so that at most three bytes are ever
+    held back: the text is at most three tokens late (special tokens that are skipped carry no text and do not count).
+    """
+
+    __slots__ = ("_decoder", "_skipped", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """The text that these tokens complete, perhaps none. InvalidRequestError for an id outside the vocabulary."""
+        pieces = (self._tokenizer.token_bytes(token_id) for token_id in token_ids if token_id not in self._skipped)
+        return self._decoder.decode(b"".join(pieces))
+
+    def finish(self) -> str:
+        """What is still held back: U+FFFD if the output ends inside a character, otherwise nothing."""
+        return self._decoder.decode(b"", final=True)
