@@ -1,0 +1,55 @@
+"""One request's answer in the making: tokens in, certain text out, and the rules that end it."""
+
+from __future__ import annotations
+
+from millpond.core.request import FinishReason, Request
+from millpond.engine.outputs import RequestOutput
+from millpond.text.detokenizer import Detokenizer
+from millpond.text.stop import StopStrings
+from millpond.text.tokenizer import Tokenizer
+
+
+class Answer:
+    """The text side of one request. stopped says that a stop string was found, which ends it whatever else does."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+        sampling = request.sampling
+        self.request = request
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
+        self._stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output) if sampling.stop else None
+
+    @property
+    def stopped(self) -> bool:
+        return self._stops is not None and self._stops.stopped
+
+    def push(self, token_id: int) -> str:
+        """The text that this token makes certain; a token that ends the answer leaves nothing held back."""
+        reason = self.request.finish_reason
+        text = "" if self._is_hidden_end(reason) else self._detokenizer.push([token_id])
+        if reason is not None:
+            text += self._detokenizer.finish()
+        if self._stops is None:
+            return text
+        text = self._stops.push(text)
+        if reason is not None and not self._stops.stopped:
+            text += self._stops.finish()
+        return text
+
+    def finish(self) -> str:
+        """What is still held back when the answer ends without a last token, by a fault."""
+        text = self._detokenizer.finish()
+        return text if self._stops is None else self._stops.push(text) + self._stops.finish()
+
+    def _is_hidden_end(self, reason: FinishReason | None) -> bool:
+        return reason is FinishReason.STOP and not self.request.sampling.include_stop_str_in_output
+
+    def output(self, token_ids: tuple[int, ...], text: str) -> RequestOutput:
+        return RequestOutput(
+            request_id=self.request.request_id,
+            new_token_ids=token_ids,
+            text=text,
+            finish_reason=self.request.finish_reason,
+            num_prompt_tokens=self.request.num_prompt_tokens,
+            num_output_tokens=self.request.num_output_tokens,
+            error=self.request.error,
+        )

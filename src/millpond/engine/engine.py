@@ -1,0 +1,178 @@
+"""The engine: requests in, steps turned, text out. Synchronous and owned by one thread."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from millpond.config import EngineConfig
+from millpond.core.invariants import Auditor
+from millpond.core.request import FinishReason, Request, SamplingParams
+from millpond.core.scheduler import RequestUpdate, Scheduler
+from millpond.core.step import Clock, Runner, SchedulerOutput, StepResult, StepStats
+from millpond.engine.answer import Answer
+from millpond.engine.limits import RequestLimits
+from millpond.engine.outputs import RequestOutput
+from millpond.errors import InvalidRequestError
+from millpond.text.chat import ChatTemplate
+from millpond.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+SEED_BITS = 64
+
+
+class Engine:
+    """Turns one step after another over a scheduler and a runner.
+
+    config is what the engine was built with, its open sizes filled in. vocab_size bounds the token ids that
+    may be sent and sampled. observer is called with the numbers of every step, in the thread that steps.
+    Raises ModelFileError for a chat template that does not compile.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: EngineConfig,
+        scheduler: Scheduler,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        model_name: str,
+        vocab_size: int,
+        clock: Clock = time.monotonic,
+        observer: Callable[[StepStats], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.scheduler = scheduler
+        self.runner = runner
+        self.tokenizer = tokenizer
+        self.chat_template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
+        self.model_name = model_name
+        self.limits = RequestLimits.of(scheduler, vocab_size)
+        self.observer = observer
+        self._clock = clock
+        self._seeds = random.Random(config.seed)
+        self._auditor = self._new_auditor()
+        self._answers: dict[str, Answer] = {}
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a step has anything to do: tokens to compute, or blocks to give back."""
+        return self.scheduler.has_work
+
+    def add_request(self, request_id: str, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> None:
+        """Queue a request. Raises InvalidRequestError, naming the field, for whatever could not be served."""
+        if request_id in self._answers:
+            raise InvalidRequestError(f"request id {request_id!r} is already in use", "request_id")
+        max_tokens = self.limits.check(prompt_token_ids, sampling)
+        ends = frozenset() if sampling.ignore_eos else self.tokenizer.eos_token_ids
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=tuple(prompt_token_ids),
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stop_token_ids=ends.union(sampling.stop_token_ids),
+            seed=self._seeds.getrandbits(SEED_BITS) if sampling.seed is None else sampling.seed % 2**SEED_BITS,
+        )
+        answer = Answer(request, self.tokenizer)
+        self.scheduler.add_request(request)
+        self._answers[request_id] = answer
+
+    def abort(self, request_id: str) -> None:
+        """End a request in any state, with no further output. One that is unknown or has ended is left alone."""
+        if self._answers.pop(request_id, None) is not None:
+            self.scheduler.abort(request_id)
+
+    def abort_all(self) -> None:
+        """End everything and give every block and slot back, without another forward.
+
+        Safe after a step that an exception left half done: what it had scheduled is ended with the rest.
+        """
+        for request_id in list(self._answers):
+            self.abort(request_id)
+        self.scheduler.release_finished()
+        # The old one has seen requests that no step released.
+        self._auditor = self._new_auditor()
+
+    def _new_auditor(self) -> Auditor | None:
+        return Auditor(self.scheduler) if self.config.audit else None
+
+    def step(self) -> list[RequestOutput]:
+        """One step: schedule, forward, update, text. Returns what it gave each request, oldest first."""
+        started = self._clock()
+        plan = self.scheduler.schedule()
+        if self._auditor is not None:
+            self._auditor.after_schedule(plan)
+        scheduled = self._clock()
+        result = self._execute(plan)
+        executed = self._clock()
+        outputs = self._fail(plan) if result is None else self._deliver(result)
+        if self._auditor is not None:
+            self._auditor.after_update(result or StepResult(()))
+        if self.observer is not None:
+            times = (scheduled - started, executed - scheduled, self._clock() - executed)
+            self.observer(self._stats(plan, len(result.sampled) if result else 0, times))
+        return outputs
+
+    def _execute(self, plan: SchedulerOutput) -> StepResult | None:
+        """The forward of a step, None where it failed. A failed forward ends the requests in it, not the engine."""
+        if not plan.scheduled:
+            return StepResult(())
+        try:
+            return self.runner.execute(plan)
+        except Exception:
+            logger.exception("step %d failed; its %d requests end with an error", plan.step, len(plan.scheduled))
+            return None
+
+    def _fail(self, plan: SchedulerOutput) -> list[RequestOutput]:
+        request_ids = [each.request_id for each in plan.scheduled]
+        self.scheduler.fail(request_ids, "the forward pass of this step failed")
+        return [self._ended(self._answers[request_id]) for request_id in request_ids]
+
+    def _deliver(self, result: StepResult) -> list[RequestOutput]:
+        return [self._output(update) for update in self.scheduler.update(result)]
+
+    def _output(self, update: RequestUpdate) -> RequestOutput:
+        answer = self._answers[update.request.request_id]
+        if update.token_id is None:
+            return self._ended(answer)
+        text = self._text(answer, update.token_id)
+        if answer.stopped and update.request.finish_reason is not FinishReason.STOP:
+            self.scheduler.finish(update.request.request_id, FinishReason.STOP)
+        if update.request.is_finished:
+            del self._answers[update.request.request_id]
+        return answer.output((update.token_id,), text)
+
+    def _text(self, answer: Answer, token_id: int) -> str:
+        """The text of one token. A fault in making it ends this request with an error, and no other."""
+        request = answer.request
+        try:
+            return answer.push(token_id)
+        except Exception:
+            logger.exception("the text of request %s could not be made", request.request_id)
+            message = "the text of this answer could not be made"
+            self.scheduler.fail([request.request_id], message)
+            request.finish_reason, request.error = FinishReason.ERROR, message
+            return ""
+
+    def _ended(self, answer: Answer) -> RequestOutput:
+        del self._answers[answer.request.request_id]
+        return answer.output((), answer.finish())
+
+    def _stats(self, plan: SchedulerOutput, num_sampled: int, times: tuple[float, float, float]) -> StepStats:
+        return StepStats(
+            step=plan.step,
+            num_scheduled=len(plan.scheduled),
+            num_tokens=plan.num_tokens,
+            num_sampled=num_sampled,
+            num_running=self.scheduler.num_running,
+            num_waiting=self.scheduler.num_waiting,
+            free_blocks=self.scheduler.pool.num_free,
+            num_blocks=self.scheduler.pool.num_blocks,
+            num_preempted=len(plan.preempted),
+            schedule_seconds=times[0],
+            execute_seconds=times[1],
+            update_seconds=times[2],
+        )

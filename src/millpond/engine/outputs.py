@@ -1,0 +1,25 @@
+"""What one step gives one request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millpond.core.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """New tokens of a request and the text that is certain now; both may be empty.
+
+    text is what came to the answer in this step: the texts of all steps join to the whole answer.
+    num_output_tokens counts every generated token so far, with an end token whose text is not shown.
+    error is set with finish_reason `error`, and only then.
+    """
+
+    request_id: str
+    new_token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason | None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    error: str | None = None

@@ -1,0 +1,187 @@
+"""LLM: the offline loop. Prompts in, completions out, in the order of the prompts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from millpond.config import EngineConfig
+from millpond.core.request import FinishReason, SamplingParams
+from millpond.engine.engine import Engine
+from millpond.engine.outputs import RequestOutput
+from millpond.errors import InvalidRequestError
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int]
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One answer. finish_reason is `stop`, `length` or `error`; error says what went wrong, for the last alone."""
+
+    index: int = 0
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+    def add(self, output: RequestOutput) -> None:
+        self.text += output.text
+        self.token_ids += output.new_token_ids
+        self.finish_reason = output.finish_reason
+        self.error = output.error
+
+
+@dataclass(slots=True)
+class Completion:
+    """What one prompt got. prompt is None where token ids were given."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput] = field(default_factory=lambda: [CompletionOutput()])
+
+
+class LLM:
+    """A model for offline use: `LLM("smollm2").generate(["Once upon a time"], SamplingParams(max_tokens=32))`.
+
+    model is a known name, a file, a folder or a repository; the keyword arguments are those of EngineConfig.
+    """
+
+    def __init__(self, model: str = "smollm2", **settings: Any) -> None:
+        # Here and not above: build.py brings in numba, which the control plane does without.
+        from millpond.build import build_engine
+
+        self._take(build_engine(model, EngineConfig(**settings)))
+
+    @classmethod
+    def from_engine(cls, engine: Engine) -> LLM:
+        """An LLM over an engine that exists already, which nobody else may step."""
+        llm = cls.__new__(cls)
+        llm._take(engine)
+        return llm
+
+    def _take(self, engine: Engine) -> None:
+        self.engine = engine
+        self._numbers = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[Completion]:
+        """Complete each prompt (text or token ids), in order. progress None shows a bar on a terminal only.
+
+        sampling_params is one for all, or one for each prompt. Raises InvalidRequestError before anything
+        runs. Ctrl-C aborts everything and leaves the LLM ready for the next call.
+        """
+        listed = _as_list(prompts)
+        return self._run([self._completion(prompt) for prompt in listed], sampling_params, progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[Completion]:
+        """Answer one conversation (a list of messages) or several, through the model's chat template.
+
+        Raises InvalidRequestError as generate does, for a model without a template, and for what the template refuses.
+        """
+        completions = []
+        for conversation in _as_conversations(messages):
+            text = self.engine.chat_template.render(conversation)
+            # The template writes the special tokens itself.
+            token_ids = self.engine.tokenizer.encode(text, add_special_tokens=False)
+            completions.append(Completion(self._next_id(), text, token_ids))
+        return self._run(completions, sampling_params, progress)
+
+    def _next_id(self) -> str:
+        return f"llm-{next(self._numbers)}"
+
+    def _completion(self, prompt: Prompt) -> Completion:
+        if isinstance(prompt, str):
+            return Completion(self._next_id(), prompt, self.engine.tokenizer.encode(prompt))
+        return Completion(self._next_id(), None, list(prompt))
+
+    def _run(
+        self,
+        completions: list[Completion],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        progress: bool | None,
+    ) -> list[Completion]:
+        samplings = _one_for_each(sampling_params, len(completions))
+        for completion, sampling in zip(completions, samplings, strict=True):
+            self.engine.limits.check(completion.prompt_token_ids, sampling)
+        try:
+            for completion, sampling in zip(completions, samplings, strict=True):
+                self.engine.add_request(completion.request_id, completion.prompt_token_ids, sampling)
+            self._turn({completion.request_id: completion.outputs[0] for completion in completions}, progress)
+        except BaseException:
+            self.engine.abort_all()
+            raise
+        return completions
+
+    def _turn(self, answers: Mapping[str, CompletionOutput], progress: bool | None) -> None:
+        with _progress_bar(len(answers), progress) as advance:
+            while self.engine.has_unfinished:
+                for output in self.engine.step():
+                    answers[output.request_id].add(output)
+                    advance(output)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and all(isinstance(each, int) for each in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    if messages and isinstance(messages[0], Mapping):
+        return [messages]  # type: ignore[list-item]
+    return list(messages)  # type: ignore[arg-type]
+
+
+def _one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise InvalidRequestError(f"{count} prompts but {len(params)} sampling_params", "sampling_params")
+    return list(params)
+
+
+@contextmanager
+def _progress_bar(num_prompts: int, wanted: bool | None) -> Iterator[Callable[[RequestOutput], None]]:
+    """A bar of prompts done and tokens generated, on standard error; None means on a terminal only."""
+    console = Console(stderr=True)
+    shown = console.is_terminal if wanted is None else wanted
+    columns = (
+        TextColumn("generating"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[tokens]} tokens"),
+    )
+    with Progress(*columns, console=console, disable=not shown) as bar:
+        task = bar.add_task("", total=num_prompts, tokens=0)
+        tokens = 0
+
+        def advance(output: RequestOutput) -> None:
+            nonlocal tokens
+            tokens += len(output.new_token_ids)
+            bar.update(task, advance=output.finish_reason is not None, tokens=tokens)
+
+        yield advance
