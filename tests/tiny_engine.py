@@ -57,14 +57,14 @@ def make_engine(
 ) -> Engine:
     """wrap goes around the scripted runner, which is engine.runner without it."""
     tokenizer = tokenizer or tiny_tokenizer()
-    sizes = dict(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        watermark_blocks=watermark_blocks,
-    )
+    sizes = {
+        "num_blocks": num_blocks,
+        "block_size": block_size,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "max_model_len": max_model_len,
+        "watermark_blocks": watermark_blocks,
+    }
     runner = ScriptedRunner(block_size=block_size, tokens=LETTERS, script=script, **runner_settings)
     return Engine(
         config=EngineConfig(**sizes, audit=audit, seed=seed, threads=2),

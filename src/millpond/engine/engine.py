@@ -63,7 +63,10 @@ class Engine:
         return self.scheduler.has_work
 
     def add_request(self, request_id: str, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> None:
-        """Queue a request. Raises InvalidRequestError, naming the field, for whatever could not be served."""
+        """Queue a request. Raises InvalidRequestError, naming the field, for whatever could not be served.
+
+        An id is in use until the step after its end, which gives its blocks back.
+        """
         if request_id in self._answers:
             raise InvalidRequestError(f"request id {request_id!r} is already in use", "request_id")
         max_tokens = self.limits.check(prompt_token_ids, sampling)
