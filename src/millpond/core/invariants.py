@@ -20,12 +20,12 @@ from millpond.errors import InvariantError
 
 def audit(scheduler: Scheduler) -> None:
     """Check INV-1 to INV-4 on a scheduler at rest or with a step in flight."""
+    _check_membership(scheduler)  # first: what follows takes it that the queues are right
+    _check_order(scheduler)
     _check_blocks(scheduler.pool, scheduler.requests.values())
     _check_slots(scheduler)
     _check_waiting_holds_nothing(scheduler)
     _check_running_holds_its_length(scheduler)
-    _check_order(scheduler)
-    _check_membership(scheduler)
 
 
 def check_same_decisions(first: Sequence[SchedulerOutput], second: Sequence[SchedulerOutput]) -> None:
@@ -188,7 +188,11 @@ class Auditor:
         if scheduled != running:
             raise _broken(5, f"step {output.step} has tokens for {scheduled}, but {running} are running")
         oldest = min(unfinished, key=lambda request: request.arrival, default=None)
-        if oldest is not None and oldest.request_id not in scheduled:
+        if oldest is None:
+            return
+        if oldest.request_id in output.preempted:
+            raise _broken(7, f"the oldest request {oldest.request_id} was preempted in step {output.step}")
+        if oldest.request_id not in scheduled:
             raise _broken(
                 7, f"the oldest request {oldest.request_id} stands still, step {output.step} runs {scheduled}"
             )

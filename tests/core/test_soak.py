@@ -1,0 +1,106 @@
+"""Many requests over tiny pools, with the auditor on after every step and the number of steps bounded."""
+
+import functools
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from helpers import Loop, ScriptedRunner, expected_output, make_request, make_scheduler
+from millpond.core.invariants import check_same_decisions
+from millpond.core.request import FinishReason, Request
+
+NUM_REQUESTS = 60
+SEEDS = range(40)
+
+
+@dataclass
+class Soak:
+    """One seeded run: arrivals, aborts at rest and in flight, faults, and stop tokens that the hash happens to hit."""
+
+    seed: int
+    requests: dict[str, Request] = field(default_factory=dict)
+
+    def run(self) -> Loop:
+        rng = random.Random(self.seed)
+        loop = self._make_loop(rng)
+        bound = 0
+        steps = 0
+        for index in range(NUM_REQUESTS):
+            request = self._make_request(rng, loop, f"r{index}")
+            loop.add(request)
+            bound += request.num_prompt_tokens + request.max_tokens
+            for _ in range(rng.choice([0, 0, 1, 2, 4])):
+                self._step(rng, loop)
+                steps += loop.outputs[-1].num_tokens > 0
+        steps += loop.run(max_steps=bound + 1)
+        # Each step moves the oldest request on by one token at least, and one more step only releases.
+        assert steps <= bound + 1
+        return loop
+
+    def _make_loop(self, rng: random.Random) -> Loop:
+        num_blocks, block_size = rng.randint(2, 9), rng.randint(1, 5)
+        scheduler = make_scheduler(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            slots=rng.randint(2, 6),
+            budget=rng.choice([None, 1, 2, 3, 7, 16]),
+            reserve=rng.randrange(num_blocks),
+        )
+        faults = {f"r{rng.randrange(NUM_REQUESTS)}": rng.randrange(3) for _ in range(3)}
+        return Loop(scheduler, ScriptedRunner(block_size=block_size, faults=faults))
+
+    def _make_request(self, rng: random.Random, loop: Loop, name: str) -> Request:
+        scheduler = loop.scheduler
+        room = scheduler.pool.num_blocks * scheduler.block_size
+        length = rng.randint(1, min(room, 10))
+        max_tokens = rng.randint(1, min(16, scheduler.max_tokens_that_fit(length)))
+        stops = frozenset(range(100, 1000, 20)) if rng.random() < 0.3 else frozenset()
+        self.requests[name] = make_request(name, length, max_tokens, stop_token_ids=stops)
+        return self.requests[name]
+
+    def _step(self, rng: random.Random, loop: Loop) -> None:
+        self._maybe_abort(rng, loop)
+        output = loop.schedule()
+        self._maybe_abort(rng, loop)
+        loop.finish_step(output)
+
+    def _maybe_abort(self, rng: random.Random, loop: Loop) -> None:
+        if rng.random() < 0.05:
+            loop.scheduler.abort(rng.choice(list(self.requests)))
+
+
+@functools.cache
+def soaked(seed: int) -> tuple[Soak, Loop]:
+    soak = Soak(seed)
+    return soak, soak.run()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_request_ends_with_the_answer_it_would_have_had_alone(seed):
+    soak, loop = soaked(seed)
+    assert loop.scheduler.pool.num_free == loop.scheduler.pool.num_blocks
+    assert sorted(loop.scheduler.free_slots) == list(range(loop.scheduler.max_num_seqs))
+    for request in soak.requests.values():
+        alone = expected_output(request.prompt_token_ids, request.max_tokens)
+        assert request.output_token_ids == alone[: request.num_output_tokens]
+        if request.finish_reason is FinishReason.LENGTH:
+            assert request.num_output_tokens == request.max_tokens
+        if request.finish_reason is FinishReason.STOP:
+            assert request.output_token_ids[-1] in request.stop_token_ids
+
+
+def test_the_soak_passes_through_every_rare_path():
+    """A soak that never preempts or aborts would prove nothing."""
+    soaks, loops = zip(*(soaked(seed) for seed in SEEDS), strict=True)
+    reasons = {request.finish_reason for soak in soaks for request in soak.requests.values()}
+    assert reasons == set(FinishReason)
+    counters = [loop.scheduler.counters for loop in loops]
+    assert sum(each.preemptions for each in counters) > 200
+    assert sum(each.thrashed_admissions for each in counters) > 50
+    assert sum(not share.samples for loop in loops for output in loop.outputs for share in output.scheduled) > 1000
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_same_requests_in_the_same_order_give_the_same_decisions(seed):
+    check_same_decisions(soaked(seed)[1].outputs, Soak(seed).run().outputs)
