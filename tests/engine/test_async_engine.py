@@ -10,7 +10,7 @@ from helpers import expected_output
 from millpond.core.request import FinishReason, SamplingParams
 from millpond.engine.async_engine import AsyncEngine, EngineRequest
 from millpond.errors import EngineDeadError, InvalidRequestError
-from tiny_engine import LETTERS, GatedRunner, ids, make_engine, run, steps_of
+from tiny_engine import BOUND_SECONDS, LETTERS, GatedRunner, ids, make_engine, run, steps_of
 
 
 def sampling(max_tokens=5, **settings):
@@ -133,12 +133,15 @@ def test_a_request_id_in_use_is_refused_and_its_owner_is_not_disturbed():
 
 
 def test_an_id_that_only_the_engine_knows_is_refused_to_its_caller_alone():
-    engine = make_engine()
-    engine.add_request("a", ids("hi"), sampling(1))
+    engine, runner = gated()
+    engine.add_request("a", ids("hi"), sampling(5))
 
     async def test(async_engine):
-        requests = [collect(async_engine, "a"), collect(async_engine, "b")]
-        refused, fine = await asyncio.gather(*requests, return_exceptions=True)
+        await runner.wait_until_entered()
+        both = asyncio.gather(collect(async_engine, "a"), collect(async_engine, "b"), return_exceptions=True)
+        await asyncio.sleep(0)  # let both put their requests into the inbox
+        runner.open_for_good()
+        refused, fine = await both
         assert isinstance(refused, InvalidRequestError)
         assert len(fine) == 5
 
@@ -220,23 +223,26 @@ def test_many_aborts_leave_nothing_behind():
     assert engine._answers == {}
 
 
-def test_the_thread_sleeps_without_a_clock_while_there_is_nothing_to_do():
-    async def test(async_engine):
-        timeouts = []
-        original = async_engine._wake.wait
+def test_the_thread_sleeps_once_and_without_a_clock_until_there_is_something_to_do():
+    async def test():
+        async_engine = AsyncEngine(make_engine())
+        timeouts, asleep, original = [], threading.Semaphore(0), async_engine._wake.wait
 
         def recorded(timeout=None):
             timeouts.append(timeout)
+            asleep.release()
             return original(timeout)
 
         async_engine._wake.wait = recorded
+        async_engine.start()
         for number in range(3):
-            await collect(async_engine, str(number), max_tokens=1)
+            assert await asyncio.to_thread(asleep.acquire, timeout=BOUND_SECONDS)
+            await collect(async_engine, str(number), max_tokens=2)
+        assert await asyncio.to_thread(asleep.acquire, timeout=BOUND_SECONDS)
         await async_engine.shutdown()
-        assert 1 <= len(timeouts) <= 5
-        assert set(timeouts) == {None}
+        assert timeouts == [None] * 4
 
-    with_started(test, make_engine())
+    run(test())
 
 
 def dies(engine, expected, use):
