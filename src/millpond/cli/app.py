@@ -1,0 +1,76 @@
+"""The command `millpond`: one module per command group, and what every command does with an error."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import version as package_version
+from typing import Annotated
+
+import typer
+
+from millpond.cli import bench, chat, doctor, generate, pull, serve
+from millpond.cli.options import examples
+from millpond.cli.settings import Settings
+from millpond.errors import MillpondError
+from millpond.version import __version__
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(
+    invoke_without_command=True,
+    epilog=examples("millpond serve smollm2", 'millpond generate "The capital of France is"', "millpond doctor"),
+)
+def top(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """An LLM inference engine and OpenAI-compatible server for the CPU you have."""
+    context.ensure_object(Settings).debug = debug
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command(epilog=examples("millpond version"))
+def version() -> None:
+    """Print the version of millpond and of what it computes with."""
+    typer.echo(f"millpond {__version__}")
+    typer.echo(
+        f"Python {platform.python_version()}, numpy {package_version('numpy')}, numba {package_version('numba')}"
+    )
+
+
+for module in (serve, generate, chat, pull, doctor, bench):
+    module.register(app)
+
+
+def run(arguments: Sequence[str], environment: dict[str, str]) -> int:
+    """Carry out one call of the command. Returns its exit code: 0, 1 (an error), 2 (wrong usage) or 130 (Ctrl-C)."""
+    settings = Settings()
+    try:
+        settings = Settings.from_environment(environment)
+        return app(list(arguments), prog_name="millpond", standalone_mode=False, obj=settings) or 0
+    except typer.TyperException as error:
+        return _complain(error.format_message(), error.exit_code)
+    except (MillpondError, OSError) as error:
+        if settings.debug:
+            traceback.print_exc()
+        return _complain(str(error), 1)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+
+
+def _complain(message: str, exit_code: int) -> int:
+    """One line on standard error, whatever the message is made of."""
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return exit_code

@@ -1,0 +1,139 @@
+"""What `millpond doctor` says, gathered from the functions that the engine itself decides by."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from millpond.cli.options import format_memory
+from millpond.cli.settings import Settings
+from millpond.config import EngineConfig
+
+if TYPE_CHECKING:
+    from millpond.load.gguf import GGUFFile
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One line: its name in JSON, its value there, and how a person reads it."""
+
+    name: str
+    value: object
+    text: str
+
+
+def fact(name: str, value: object, text: str | None = None) -> Fact:
+    return Fact(name, value, str(value) if text is None else text)
+
+
+def memory_fact(name: str, num_bytes: int) -> Fact:
+    return Fact(name, num_bytes, format_memory(num_bytes))
+
+
+def processor_facts(config: EngineConfig) -> list[Fact]:
+    """The processor, the features that the kernels ask for, and which kernels they give."""
+    from millpond.kernels.isa import AVX512_NEEDS, KINDS, choose, detect
+
+    cpu = detect()
+    kernels = choose(config.isa, cpu)
+    missing = cpu.missing(AVX512_NEEDS)
+    why = (
+        "asked for" if config.isa != "auto" else f"it lacks {', '.join(missing)}" if missing else "it has all they need"
+    )
+    needed = {flag: flag not in missing for flag in AVX512_NEEDS}
+    return [
+        fact("name", cpu.name),
+        fact("architecture", cpu.architecture),
+        fact("features", needed, ", ".join(f"{flag} {'yes' if there else 'no'}" for flag, there in needed.items())),
+        fact("kernels", kernels, f"{kernels} ({why}; there are {', '.join(KINDS)})"),
+    ]
+
+
+def thread_facts(config: EngineConfig) -> list[Fact]:
+    """How many threads compute, and what decided it."""
+    from millpond.kernels.threads import cgroup_quota, thread_count
+
+    host = os.cpu_count() or 1
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else host
+    quota = cgroup_quota()
+    threads = thread_count(config.threads)
+    limit = "none" if quota is None else f"{quota:g} cores"
+    why = "asked for" if config.threads is not None else f"affinity {affinity} of {host} cores, cgroup quota {limit}"
+    return [
+        fact("threads", threads, f"{threads} ({why})"),
+        fact("host_cores", host),
+        fact("affinity_cores", affinity),
+        fact("cgroup_quota_cores", quota, limit),
+    ]
+
+
+def model_facts(path: Path, file: GGUFFile) -> list[Fact]:
+    """The figures of a model file."""
+    from millpond.load.ggml_types import GGMLType
+    from millpond.model.config import ModelConfig
+    from millpond.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_gguf(file.metadata)
+    figures = ModelConfig.from_metadata(file.metadata, file.tensors["token_embd.weight"].shape[0])
+    kinds = Counter(GGMLType(tensor.type).name for tensor in file.tensors.values())
+    return [
+        fact("name", file.metadata.get("general.name", path.stem)),
+        fact("file", str(path)),
+        memory_fact("file_bytes", path.stat().st_size),
+        fact("architecture", figures.architecture),
+        fact("layers", figures.num_layers),
+        fact("hidden_size", figures.hidden_size),
+        fact("heads", figures.num_heads),
+        fact("kv_heads", figures.num_kv_heads),
+        fact("head_dim", figures.head_dim),
+        fact("ffn_size", figures.ffn_size),
+        fact("context_length", figures.context_length, f"{figures.context_length} tokens"),
+        fact("tensor_types", dict(kinds), ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())),
+        fact("parameters", num_parameters(file), f"{num_parameters(file) / 1e6:.1f} million"),
+        fact("vocab_size", tokenizer.vocab_size, f"{tokenizer.vocab_size} tokens"),
+        fact("tokenizer", tokenizer_kind(file.metadata)),
+        fact("chat_template", tokenizer.chat_template is not None, "yes" if tokenizer.chat_template else "none"),
+        fact("licence", str(file.metadata.get("general.license", "not named in the file"))),
+    ]
+
+
+def num_parameters(file: GGUFFile) -> int:
+    total = 0
+    for tensor in file.tensors.values():
+        count = 1
+        for size in tensor.shape:
+            count *= size
+        total += count
+    return total
+
+
+def tokenizer_kind(metadata: Mapping[str, object]) -> str:
+    """As the file names it: the model and, where there is one, how it splits words first."""
+    kind, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
+    return f"{kind}, split as {split}" if split else str(kind)
+
+
+def gather(model: str, config: EngineConfig, settings: Settings) -> dict[str, list[Fact]]:
+    """Every section of the report. A model that is not on this machine is said to be so, not fetched."""
+    from millpond.kernels.cache import cache_folder
+    from millpond.load.gguf import open_gguf
+    from millpond.load.store import find
+
+    report = {
+        "processor": processor_facts(config),
+        "threads": thread_facts(config),
+        "kernel cache": [fact("folder", str(cache_folder()))],
+    }
+    path = find(model, cache_dir=settings.cache_folder)
+    if path is None:
+        report["model"] = [
+            fact("name", model),
+            fact("file", None, f"not here yet; fetch it with: millpond pull {model}"),
+        ]
+        return report
+    file = open_gguf(path)
+    return {**report, "model": model_facts(path, file)}

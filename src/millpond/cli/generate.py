@@ -1,0 +1,103 @@
+"""`millpond generate`: one prompt, continued."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from millpond.cli import loading
+from millpond.cli.options import DEFAULT_MODEL, DEFAULTS, Dtype, Isa, ModelOption, Threads, examples
+from millpond.cli.settings import Settings
+from millpond.cli.streaming import answer, chat_prompt, write_out
+from millpond.config import EngineConfig
+from millpond.core.request import SamplingParams
+
+if TYPE_CHECKING:
+    from millpond.engine.engine import Engine
+
+HELP = """Continue one prompt.
+
+The prompt is the text itself, without a chat template (`millpond chat` applies one); --chat sends it as one user
+message. The temperature is 0 unless you say otherwise: greedy, the same answer every time."""
+
+EXAMPLES = examples(
+    'millpond generate "The capital of France is"',
+    'millpond generate --chat "What is the capital of France?" --max-tokens 64',
+    "millpond generate --temperature 0.8 --top-p 0.95 --seed 7 < prompt.txt",
+    'millpond generate "1 2 3" --max-tokens 4 --json',
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("generate", help=HELP, epilog=EXAMPLES)(generate)
+
+
+def read_prompt(argument: str | None, stdin: TextIO) -> str:
+    """The prompt as given, or all of standard input where it is absent or "-"."""
+    return stdin.read() if argument is None or argument == "-" else argument
+
+
+def prompt_tokens(engine: Engine, prompt: str, as_chat: bool) -> list[int]:
+    """Token ids of the raw prompt, or of the prompt as one user message through the model's chat template."""
+    if as_chat:
+        return chat_prompt(engine, [{"role": "user", "content": prompt}])
+    return engine.tokenizer.encode(prompt)
+
+
+def complete(
+    engine: Engine, prompt_token_ids: list[int], sampling: SamplingParams, as_json: bool, out: Callable[[str], None]
+) -> None:
+    """Run the request; write its text as it comes, or one JSON object at the end."""
+    result = answer(engine, "generate", prompt_token_ids, sampling, (lambda text: None) if as_json else out)
+    if not as_json:
+        out("\n")
+        return
+    fields = {
+        "text": result.text,
+        "prompt_token_ids": list(prompt_token_ids),
+        "token_ids": list(result.token_ids),
+        "finish_reason": result.finish_reason.value,
+    }
+    out(json.dumps(fields, ensure_ascii=False) + "\n")
+
+
+def generate(
+    context: typer.Context,
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; standard input if absent or -.")] = None,
+    model: ModelOption = DEFAULT_MODEL,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Most tokens to generate.")] = 128,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens up to this share.")] = 1.0,
+    min_p: Annotated[float, typer.Option("--min-p", help="Drop tokens below this share of the likeliest.")] = 0.0,
+    seed: Annotated[int | None, typer.Option("--seed", help="Key of the random draws [default: 0]")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="Text that ends the answer; may be repeated.")
+    ] = None,
+    dtype: Dtype = DEFAULTS.dtype,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-text token.")] = False,
+    threads: Threads = None,
+    isa: Isa = DEFAULTS.isa,
+    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as one user message.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one object: text, prompt_token_ids, token_ids, finish_reason.")
+    ] = False,
+) -> None:
+    sampling = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+    )
+    config = EngineConfig(dtype=dtype, threads=threads, isa=isa)
+    text = read_prompt(prompt, sys.stdin)
+    engine = loading.open_engine(model, config, context.ensure_object(Settings))
+    complete(engine, prompt_tokens(engine, text, chat), sampling, as_json, write_out)

@@ -1,0 +1,36 @@
+"""From the name of a model to its file and to an engine, with what a person sees meanwhile (on standard error)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from millpond.cli.settings import Settings
+from millpond.config import EngineConfig
+
+if TYPE_CHECKING:
+    from millpond.engine.engine import Engine
+
+
+def notify(message: str) -> None:
+    """One line of progress; standard output stays for what was asked for."""
+    typer.echo(message, err=True)
+
+
+def fetch_model(model: str, settings: Settings) -> Path:
+    """The model's file on this machine, fetched with a progress bar if it is not there."""
+    from millpond.cli.progress import download_bar
+    from millpond.load.store import resolve
+
+    with download_bar() as progress:
+        return resolve(model, cache_dir=settings.cache_folder, progress=progress)
+
+
+def open_engine(model: str, config: EngineConfig, settings: Settings) -> Engine:
+    """An engine that is ready to serve the model."""
+    path = fetch_model(model, settings)
+    from millpond.build import build_engine
+
+    return build_engine(str(path), config, notify=notify)

@@ -1,0 +1,85 @@
+"""Arguments that several commands share, named as vLLM names them, with the defaults of EngineConfig."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from millpond.config import DTYPES, EngineConfig
+
+DEFAULT_MODEL = "smollm2"
+DEFAULTS = EngineConfig()
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
+
+
+def examples(*lines: str) -> str:
+    """The end of a help page, kept as it is written (that is what \\b asks for)."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def parse_memory(text: str) -> int:
+    """Bytes from "1048576", "512M" or "2G" (powers of 1024)."""
+    match = _MEMORY.fullmatch(str(text).strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not an amount of memory (say 512M or 2G)")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def parse_port(text: str) -> int:
+    """A port number; 0 stands for any free one."""
+    if not str(text).isdecimal() or not 0 <= int(text) <= 65535:
+        raise typer.BadParameter(f"{text!r} is not a port (0 to 65535)")
+    return int(text)
+
+
+def format_memory(num_bytes: int) -> str:
+    """Bytes for a person: "512.0 MiB"."""
+    if num_bytes < 2**20:
+        return f"{num_bytes / 2**10:.1f} KiB"
+    return f"{num_bytes / 2**20:.1f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:.2f} GiB"
+
+
+def parse_counts(text: str) -> tuple[int, ...]:
+    """Positive whole numbers from "1,4,16"; "" is none of them."""
+    try:
+        counts = tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a list of numbers (say 1,4,16)") from None
+    if any(count < 1 for count in counts):
+        raise typer.BadParameter(f"{text!r} holds a number below 1")
+    return counts
+
+
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="[MODEL]", help="A known name, a GGUF file, a folder, or org/repo[:file].")
+]
+ModelOption = Annotated[str, typer.Option("--model", help="A known name, a GGUF file, a folder, or org/repo[:file].")]
+Dtype = Annotated[
+    str,
+    typer.Option("--dtype", metavar="|".join(DTYPES), help="The checkpoint's own types, or float32 for everything."),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option("--max-model-len", help="Longest prompt and output together, in tokens [default: the model's]"),
+]
+MaxNumSeqs = Annotated[int, typer.Option("--max-num-seqs", help="Slots: how many requests run at once.")]
+MaxNumBatchedTokens = Annotated[
+    int, typer.Option("--max-num-batched-tokens", help="Most tokens that one step computes.")
+]
+BlockSize = Annotated[int, typer.Option("--block-size", help="Tokens in a block of the K/V pool.")]
+Watermark = Annotated[float, typer.Option("--watermark", help="Share of the pool held back from newcomers.")]
+WatermarkBlocks = Annotated[
+    int | None, typer.Option("--watermark-blocks", help="That reserve in blocks; wins over --watermark.")
+]
+KVMemory = Annotated[
+    int | None,
+    typer.Option(
+        "--kv-memory", parser=parse_memory, metavar="SIZE", help="Memory of the K/V pool, such as 512M or 2G."
+    ),
+]
+Threads = Annotated[int | None, typer.Option("--threads", help="Threads to compute with [default: the usable cores]")]
+Isa = Annotated[str, typer.Option("--isa", help="Which kernels: auto, or one that `millpond doctor` lists.")]

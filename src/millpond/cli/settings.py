@@ -1,0 +1,32 @@
+"""What the command line takes from the environment; nothing outside cli/ reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from millpond.errors import ConfigError
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(slots=True)
+class Settings:
+    """Settings of one call of the command. debug is set by the global option --debug while arguments are read.
+
+    cache_folder None means the user's own cache folder.
+    """
+
+    cache_folder: Path | None = None
+    log_level: str = "info"
+    debug: bool = False
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Settings:
+        """Read MILLPOND_CACHE (a folder) and MILLPOND_LOG_LEVEL; an empty value is no value."""
+        folder = environment.get("MILLPOND_CACHE", "")
+        level = environment.get("MILLPOND_LOG_LEVEL", "") or "info"
+        if level.lower() not in LOG_LEVELS:
+            raise ConfigError(f"MILLPOND_LOG_LEVEL must be one of {', '.join(LOG_LEVELS)}, got {level!r}")
+        return cls(Path(folder).expanduser() if folder else None, level.lower())

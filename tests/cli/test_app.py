@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from millpond.cli import loading
+from millpond.cli.app import app, run
+from millpond.errors import ConfigError, ModelFileError
+
+
+def commands(command=None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of every command: ("serve",), ("bench", "engine"), ..."""
+    command = command or typer.main.get_command(app)
+    for name, child in getattr(command, "commands", {}).items():
+        yield from commands(child, (*path, name))
+    if path and not getattr(command, "commands", None):
+        yield path
+
+
+@pytest.mark.parametrize("path", list(commands()), ids=" ".join)
+def test_every_help_page_says_what_the_command_does_and_shows_examples(path):
+    result = CliRunner().invoke(app, [*path, "--help"])
+    assert result.exit_code == 0
+    help_text, _, examples = result.output.partition("Examples:\n")
+    assert f"millpond {' '.join(path)}" in examples
+    assert len(help_text.split("Options:")[0].splitlines()) > 2, "no line says what it does"
+
+
+@pytest.mark.parametrize("arguments", [[], ["bench"]])
+def test_a_group_alone_prints_its_help_and_is_no_error(arguments, capsys):
+    assert run(arguments, {}) == 0
+    assert "Commands:" in capsys.readouterr().out
+
+
+def fail_with(monkeypatch, error):
+    def open_engine(model, config, settings):
+        raise error
+
+    monkeypatch.setattr(loading, "open_engine", open_engine)
+
+
+@pytest.mark.parametrize("error", [ModelFileError("broken:\n  at byte 7"), OSError("broken: at byte 7")])
+def test_an_error_is_one_line_on_standard_error_and_exit_code_1(monkeypatch, capsys, error):
+    fail_with(monkeypatch, error)
+    assert run(["generate", "x"], {}) == 1
+    assert capsys.readouterr() == ("", "error: broken: at byte 7\n")
+
+
+def test_debug_shows_the_traceback_before_the_line(monkeypatch, capsys):
+    fail_with(monkeypatch, ConfigError("no"))
+    assert run(["--debug", "generate", "x"], {}) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("Traceback")
+    assert error.endswith("error: no\n")
+
+
+def test_a_bug_is_not_dressed_up_as_an_error(monkeypatch):
+    fail_with(monkeypatch, ZeroDivisionError("a bug"))
+    with pytest.raises(ZeroDivisionError):
+        run(["generate", "x"], {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serf"], "No such command 'serf'"),
+        (["serve", "--prot", "1"], "No such option: --prot"),
+        (["serve", "--port", "99999"], "99999"),
+        (["serve", "--kv-memory", "lots"], "'lots' is not an amount of memory (say 512M or 2G)"),
+        (["bench", "engine", "--decode", "x"], "'x' is not a list of numbers"),
+        (["pull"], "MODEL"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(capsys, arguments, message):
+    assert run(arguments, {}) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert message in error
+
+
+def test_a_setting_that_cannot_work_is_exit_code_1_and_names_the_value(capsys):
+    assert run(["generate", "x", "--dtype", "float8"], {}) == 1
+    assert capsys.readouterr().err == "error: dtype must be one of auto, float32, got 'float8'\n"
+
+
+def test_a_wrong_environment_is_an_error_of_one_line(capsys):
+    assert run(["version"], {"MILLPOND_LOG_LEVEL": "loud"}) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_version_prints_the_versions_of_what_computes(capsys):
+    assert run(["version"], {}) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("millpond 0.")
+    assert "numba 0." in out
+
+
+def test_the_command_exits_with_the_code_that_run_gives():
+    done = subprocess.run([sys.executable, "-m", "millpond.cli", "serf"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == "error: No such command 'serf'. Did you mean 'serve'?\n"
+
+
+def test_ctrl_c_exits_with_130_and_no_traceback():
+    code = """
+import sys, threading
+from millpond.cli import main
+class Stdin:
+    def read(self):
+        print("reading", flush=True)
+        threading.Event().wait()
+sys.stdin, sys.argv = Stdin(), ["millpond", "generate"]
+main()
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout.readline() == "reading\n"
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error == ""

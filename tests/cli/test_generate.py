@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from millpond.cli.app import run
+from millpond.config import EngineConfig
+from millpond.core.request import FinishReason
+
+
+def test_the_text_goes_to_standard_output_and_nothing_else_does(engine, capsys):
+    assert run(["generate", "The capital of France is"], {}) == 0
+    assert capsys.readouterr() == ("Paris.\n", "")
+    assert engine.prompts == ["The capital of France is"]
+
+
+@pytest.mark.parametrize("arguments", [["generate"], ["generate", "-"]])
+def test_the_prompt_comes_from_standard_input_where_it_is_absent_or_a_dash(engine, monkeypatch, arguments):
+    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe\n"))
+    assert run(arguments, {}) == 0
+    assert engine.prompts == ["from a pipe\n"]
+
+
+def test_json_is_one_object_with_the_four_fields(engine, capsys):
+    engine.reason = FinishReason.LENGTH
+    assert run(["generate", "ab", "--json"], {}) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "text": "Paris.",
+        "prompt_token_ids": [97, 98],
+        "token_ids": [ord("P"), ord("i"), ord(".")],
+        "finish_reason": "length",
+    }
+
+
+def test_it_is_greedy_unless_told_otherwise(engine):
+    run(["generate", "x"], {})
+    assert engine.samplings[0].temperature == 0.0
+
+
+def test_every_sampling_flag_reaches_the_engine(engine):
+    flags = "--max-tokens 5 --temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 --seed 7 --stop a --stop b --ignore-eos"
+    assert run(["generate", "x", *flags.split()], {}) == 0
+    sampling = engine.samplings[0]
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_k, sampling.top_p) == (5, 0.5, 4, 0.9)
+    assert (sampling.min_p, sampling.seed, sampling.stop, sampling.ignore_eos) == (0.1, 7, ("a", "b"), True)
+
+
+def test_every_engine_flag_reaches_the_engine(engine):
+    assert (
+        run(["generate", "x", "--model", "m.gguf", "--dtype", "float32", "--threads", "1", "--isa", "portable"], {})
+        == 0
+    )
+    assert engine.opened == [("m.gguf", EngineConfig(dtype="float32", threads=1, isa="portable"))]
+
+
+def test_chat_sends_the_prompt_as_one_user_message(engine):
+    assert run(["generate", "--chat", "hi"], {}) == 0
+    assert engine.prompts == ["user:hi|"]
+
+
+def test_an_answer_with_no_text_is_an_empty_line(engine, capsys):
+    engine.pieces = ("\u200b",)
+    assert run(["generate", "x"], {}) == 0
+    assert capsys.readouterr().out == "\u200b\n"

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millpond.cli.settings import Settings
+from millpond.errors import ConfigError
+
+
+def test_an_empty_environment_gives_the_defaults():
+    assert Settings.from_environment({}) == Settings(cache_folder=None, log_level="info", debug=False)
+    assert Settings.from_environment({"MILLPOND_CACHE": "", "MILLPOND_LOG_LEVEL": ""}) == Settings()
+
+
+def test_the_environment_sets_the_cache_folder_and_the_log_level():
+    settings = Settings.from_environment({"MILLPOND_CACHE": "~/models", "MILLPOND_LOG_LEVEL": "DEBUG"})
+    assert settings.cache_folder == Path.home() / "models"
+    assert settings.log_level == "debug"
+
+
+def test_an_unknown_log_level_is_refused_with_the_levels_there_are():
+    with pytest.raises(ConfigError, match="MILLPOND_LOG_LEVEL must be one of debug, info, warning, error, got 'loud'"):
+        Settings.from_environment({"MILLPOND_LOG_LEVEL": "loud"})
