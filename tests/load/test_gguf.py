@@ -183,6 +183,22 @@ def test_an_array_longer_than_the_file_is_refused_before_room_is_made(tmp_path, 
     assert peak < 2**20
 
 
+def test_arrays_of_more_items_than_any_vocabulary_has_are_refused_though_the_file_holds_them(tmp_path):
+    half = struct.pack("<IIQ", writer.ARRAY, writer.UINT8, 2**22 + 1) + bytes(2**22 + 1)
+    content = assemble([writer.string("a") + half, writer.string("b") + half])
+    assert f"metadata 'b' is an array of {2**22 + 1} items" in refusal(tmp_path, content)
+
+
+def test_a_header_of_a_size_that_no_model_has_is_refused_though_the_file_holds_it(tmp_path):
+    path = put(tmp_path, assemble([writer.string("key") + struct.pack("<IQ", writer.STRING, 2**29)]))
+    with path.open("r+b") as file:
+        file.truncate(2**30)  # a hole: it takes no room
+    with pytest.raises(
+        ModelFileError, match=f"metadata 'key' ends at byte {47 + 2**29}, and a header may have {2**28}"
+    ):
+        open_gguf(path)
+
+
 def test_arrays_nested_too_deep_are_refused(tmp_path):
     level = struct.pack("<IQ", writer.ARRAY, 1)
     message = refusal(tmp_path, assemble([writer.string("key") + struct.pack("<I", writer.ARRAY) + level * 10_000]))

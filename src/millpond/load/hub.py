@@ -113,7 +113,8 @@ def _explain(repository: str, error: Exception) -> DownloadError | ModelNotFound
         return ModelNotFoundError(
             f"{repository} is not on the hub, or is private; check the spelling, or log in with `hf auth login`"
         )
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    about = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__  # without a local path
+    reason = about.splitlines()[0]
     return DownloadError(
         f"{repository} could not be fetched from the hub: {reason}; pull again, or give the path of a GGUF file"
     )
