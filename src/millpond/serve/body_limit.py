@@ -1,0 +1,32 @@
+"""A bound on the bytes of a request's body, before any of it is parsed."""
+
+from __future__ import annotations
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+MAX_BODY_BYTES = 32 * 2**20
+
+
+class BodyLimit:
+    """ASGI middleware: 413 for a body longer than max_bytes, announced or not."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self.app = app
+        self.max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        received = 0
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self.max_bytes:
+                raise HTTPException(413, f"the body is longer than {self.max_bytes} bytes")
+            return message
+
+        await self.app(scope, counted, send)

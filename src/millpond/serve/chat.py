@@ -1,0 +1,80 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from millpond.engine.async_engine import EngineRequest
+from millpond.engine.outputs import RequestOutput
+from millpond.serve.context import ServeContext
+from millpond.serve.disconnect import while_connected
+from millpond.serve.generation import admissible, renaming, with_usage
+from millpond.serve.protocol import ChatCompletionRequest
+from millpond.serve.responses import ChoiceText, Envelope, Tally, chat_choice, chat_delta, reason_of
+from millpond.serve.sse import EventStream
+
+
+def chat_router(context: ServeContext) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions", response_model=None)
+    async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
+        return await while_connected(request.receive, _answer(context, body))
+
+    return router
+
+
+async def _answer(context: ServeContext, body: ChatCompletionRequest) -> Response:
+    envelope = Envelope(
+        f"chatcmpl-{context.new_id()}", "chat.completion", int(context.now()), context.model_name(body.model)
+    )
+    with renaming(body.engine_field_names()):
+        sampling = body.sampling()
+        prompt_token_ids = await context.intake.chat(body.messages)
+        request = EngineRequest(envelope.id, prompt_token_ids, sampling)
+        admissible(context.engine, [request])
+    if body.stream:
+        chunk = replace(envelope, kind="chat.completion.chunk")
+        return EventStream(_chunks(context, chunk, request, body.include_usage))
+    return JSONResponse(await _whole(context, envelope, request))
+
+
+async def _whole(context: ServeContext, envelope: Envelope, request: EngineRequest) -> dict[str, Any]:
+    tally, answer = Tally(), ChoiceText()
+    async with aclosing(context.engine.generate_all([request])) as outputs:
+        async for output in outputs:
+            tally.note(output)
+            answer.add(output)
+    return {**envelope.wrap([chat_choice(answer.text, answer.finish_reason)]), "usage": tally.usage()}
+
+
+async def _chunks(
+    context: ServeContext, envelope: Envelope, request: EngineRequest, include_usage: bool
+) -> AsyncGenerator[dict[str, Any]]:
+    tally = Tally()
+    begun = False
+    async with aclosing(context.engine.generate_all([request])) as outputs:
+        async for output in outputs:
+            tally.note(output)
+            for delta in _deltas(output, begun):
+                yield with_usage(envelope.wrap([delta]), include_usage)
+            begun = True
+    if include_usage:
+        yield {**envelope.wrap([]), "usage": tally.usage()}
+
+
+def _deltas(output: RequestOutput, begun: bool) -> list[dict[str, Any]]:
+    """The role once, before everything; the finish reason once, after everything and alone."""
+    reason = reason_of(output)
+    deltas = [] if begun else [chat_delta({"role": "assistant", "content": ""})]
+    if output.text:
+        deltas.append(chat_delta({"content": output.text}))
+    if reason:
+        deltas.append(chat_delta({}, reason))
+    return deltas

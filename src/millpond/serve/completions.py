@@ -1,0 +1,68 @@
+"""POST /v1/completions: one choice for each prompt."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from millpond.engine.async_engine import EngineRequest
+from millpond.serve.context import ServeContext
+from millpond.serve.disconnect import while_connected
+from millpond.serve.generation import admissible, with_usage
+from millpond.serve.protocol import CompletionRequest
+from millpond.serve.responses import ChoiceText, Envelope, Tally, completion_choice, reason_of
+from millpond.serve.sse import EventStream
+
+
+def completions_router(context: ServeContext) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/completions", response_model=None)
+    async def create_completion(body: CompletionRequest, request: Request) -> Response:
+        return await while_connected(request.receive, _answer(context, body))
+
+    return router
+
+
+async def _answer(context: ServeContext, body: CompletionRequest) -> Response:
+    envelope = Envelope(
+        f"cmpl-{context.new_id()}", "text_completion", int(context.now()), context.model_name(body.model)
+    )
+    sampling = body.sampling()
+    prompts = await context.intake.prompts(body.prompts)
+    requests = [EngineRequest(f"{envelope.id}-{index}", ids, sampling) for index, ids in enumerate(prompts)]
+    admissible(context.engine, requests)
+    if body.stream:
+        return EventStream(_chunks(context, envelope, requests, body.include_usage))
+    return JSONResponse(await _whole(context, envelope, requests))
+
+
+async def _whole(context: ServeContext, envelope: Envelope, requests: Sequence[EngineRequest]) -> dict[str, Any]:
+    tally = Tally()
+    choices = {request.request_id: ChoiceText() for request in requests}
+    async with aclosing(context.engine.generate_all(requests)) as outputs:
+        async for output in outputs:
+            tally.note(output)
+            choices[output.request_id].add(output)
+    bodies = [completion_choice(index, each.text, each.finish_reason) for index, each in enumerate(choices.values())]
+    return {**envelope.wrap(bodies), "usage": tally.usage()}
+
+
+async def _chunks(
+    context: ServeContext, envelope: Envelope, requests: Sequence[EngineRequest], include_usage: bool
+) -> AsyncGenerator[dict[str, Any]]:
+    tally = Tally()
+    index_of = {request.request_id: index for index, request in enumerate(requests)}
+    async with aclosing(context.engine.generate_all(requests)) as outputs:
+        async for output in outputs:
+            tally.note(output)
+            reason = reason_of(output)
+            if output.text or reason:
+                choice = completion_choice(index_of[output.request_id], output.text, reason)
+                yield with_usage(envelope.wrap([choice]), include_usage)
+    if include_usage:
+        yield {**envelope.wrap([]), "usage": tally.usage()}

@@ -1,0 +1,105 @@
+"""Every error in the one shape that OpenAI clients read: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from millpond.errors import EngineDeadError, InvalidRequestError, MillpondError, ModelNotFoundError
+
+logger = logging.getLogger(__name__)
+
+# What nginx writes for a client that went away; nobody reads it but the access log.
+CLIENT_CLOSED_REQUEST = 499
+INTERNAL_MESSAGE = "internal error; the server's log has the details"
+
+
+def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": _sendable(message), "type": kind, "param": param and _sendable(param), "code": code}}
+
+
+def _sendable(text: str) -> str:
+    """JSON may smuggle in half a surrogate pair, which no UTF-8 answer can repeat."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def describe(error: BaseException) -> tuple[int, dict[str, Any]]:
+    """Status code and body of an error. What is not MillpondError keeps its text to the log."""
+    if isinstance(error, InvalidRequestError):
+        return 400, error_body(str(error), "invalid_request_error", error.param)
+    if isinstance(error, ModelNotFoundError):
+        return 404, error_body(str(error), "invalid_request_error", "model", "model_not_found")
+    if isinstance(error, EngineDeadError):
+        return 503, error_body(str(error), "server_error", code="engine_dead")
+    if isinstance(error, MillpondError):
+        return 500, error_body(str(error), "server_error")
+    return 500, error_body(INTERNAL_MESSAGE, "server_error")
+
+
+def error_response(error: BaseException) -> JSONResponse:
+    status, body = describe(error)
+    return JSONResponse(body, status)
+
+
+def field_path(location: Sequence[int | str]) -> str | None:
+    """("body", "messages", 0, "role") -> "messages[0].role"; None for the body as a whole."""
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location[1:])
+    return path.removeprefix(".") or None
+
+
+def validation_body(errors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The first of pydantic's errors in OpenAI's shape."""
+    first = errors[0]
+    kind, location = first["type"], first["loc"]
+    if kind == "json_invalid":
+        reason = first["ctx"]["error"]
+        return error_body(f"the body is not valid JSON: {reason} (character {location[-1]})", "invalid_request_error")
+    param = field_path(location)
+    if param is None:
+        message = "the body must be a JSON object, sent with Content-Type: application/json"
+    elif kind == "missing":
+        message = f"{param} is required"
+    elif kind == "extra_forbidden":
+        message = f"unknown field {param}"
+    else:
+        message = f"{param}: {first['msg']}"
+    return error_body(message, "invalid_request_error", param)
+
+
+def _http_body(request: Request, error: HTTPException) -> dict[str, Any]:
+    kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+    if error.status_code == 404:
+        return error_body(f"there is nothing at {request.method} {request.url.path[:200]}", kind, code="not_found")
+    if error.status_code == 405:
+        return error_body(f"{request.method} is not allowed at {request.url.path[:200]}", kind)
+    return error_body(str(error.detail), kind)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Give every way in which a request can fail the one error shape."""
+
+    async def on_millpond_error(request: Request, error: Exception) -> JSONResponse:
+        return error_response(error)
+
+    async def on_validation_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return JSONResponse(validation_body(error.errors()), 400)
+
+    async def on_http_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        return JSONResponse(_http_body(request, error), error.status_code, headers=error.headers)
+
+    async def on_unexpected_error(request: Request, error: Exception) -> JSONResponse:
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return error_response(error)
+
+    app.add_exception_handler(MillpondError, on_millpond_error)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_unexpected_error)

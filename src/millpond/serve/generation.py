@@ -1,0 +1,34 @@
+"""What completions and chat do alike around the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from millpond.engine.async_engine import AsyncEngine, EngineRequest
+from millpond.errors import InvalidRequestError
+
+
+def admissible(engine: AsyncEngine, requests: Sequence[EngineRequest]) -> None:
+    """All that can be checked before the status line: a dead engine, and what each request asks for."""
+    engine.check_alive()
+    for request in requests:
+        engine.limits.check(request.prompt_token_ids, request.sampling)
+
+
+@contextmanager
+def renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Let an InvalidRequestError name the field as the caller wrote it and not as the engine calls it."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        param = names.get(error.param or "")
+        if param is None:
+            raise
+        raise InvalidRequestError(str(error), param) from error
+
+
+def with_usage(chunk: dict[str, Any], include_usage: bool) -> dict[str, Any]:
+    """Where totals were asked for, every chunk but the last says that it carries none."""
+    return {**chunk, "usage": None} if include_usage else chunk

@@ -1,0 +1,68 @@
+"""From the text of a request to token ids, with the event loop kept free and bounds before any work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from millpond.engine.limits import RequestLimits
+from millpond.errors import InvalidRequestError
+from millpond.serve.protocol import ChatMessage, Prompt
+from millpond.text.chat import ChatTemplate
+from millpond.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+# Below this a tokenizer is done in about a millisecond, less than the way to another thread and back costs.
+INLINE_CHARACTERS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """max_characters bounds one prompt: with more, no tokenisation could fit the context."""
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    max_characters: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, chat_template: ChatTemplate, limits: RequestLimits) -> Intake:
+        longest = max(map(len, tokenizer.vocabulary.tokens))
+        return cls(tokenizer, chat_template, limits.max_total_tokens * longest)
+
+    async def prompts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Token ids of each prompt; text gets the model's special tokens. Raises InvalidRequestError."""
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        for text in texts:
+            self._check_length(len(text), "prompt")
+
+        def encode() -> list[list[int]]:
+            return [self.tokenizer.encode(each) if isinstance(each, str) else each for each in prompts]
+
+        return await _off_loop(encode, sum(map(len, texts)))
+
+    async def chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Token ids of a conversation. Raises InvalidRequestError, with the template's own words where it objects."""
+        num_characters = sum(len(message.content) for message in messages)
+        self._check_length(num_characters, "messages")
+
+        def render_and_encode() -> list[int]:
+            text = self.chat_template.render([message.model_dump(exclude_none=True) for message in messages])
+            # The template writes the special tokens itself.
+            return self.tokenizer.encode(text, add_special_tokens=False)
+
+        return await _off_loop(render_and_encode, num_characters)
+
+    def _check_length(self, num_characters: int, param: str) -> None:
+        if num_characters > self.max_characters:
+            raise InvalidRequestError(
+                f"{param} has {num_characters} characters; even at the longest tokens at most "
+                f"{self.max_characters} fit the context",
+                param,
+            )
+
+
+async def _off_loop(work: Callable[[], T], num_characters: int) -> T:
+    return work() if num_characters <= INLINE_CHARACTERS else await asyncio.to_thread(work)

@@ -1,0 +1,121 @@
+"""Request fields that are not supported yet, each with the values that change nothing and so may be sent.
+
+Anything that would change the answer is honoured or refused by name; nothing is dropped in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from millpond.errors import InvalidRequestError
+
+_BOTH: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "min_tokens": (0,),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "logits_processors": ([],),
+    "prompt_logprobs": (),
+    "truncate_prompt_tokens": (),
+    "spaces_between_special_tokens": (True,),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "priority": (0,),
+    "cache_salt": (),
+    "service_tier": ("auto", "default"),
+    "echo": (False,),
+}
+
+COMPLETION: Mapping[str, tuple[Any, ...]] = {
+    **_BOTH,
+    "best_of": (1,),
+    "logprobs": (),
+    "suffix": ("",),
+    "prompt_embeds": (),
+    "add_special_tokens": (True,),
+    "max_completion_tokens": (),
+}
+
+CHAT: Mapping[str, tuple[Any, ...]] = {
+    **_BOTH,
+    "best_of": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "functions": ([],),
+    "function_call": ("none",),
+    "parallel_tool_calls": (True,),
+    "audio": (),
+    "modalities": (["text"],),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "verbosity": (),
+    "web_search_options": (),
+    "store": (False,),
+    "metadata": ({},),
+    "documents": ([],),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "add_special_tokens": (False,),
+    "mm_processor_kwargs": (),
+    "include_reasoning": (True,),
+}
+
+# A message that an OpenAI client got from a server and sends back carries these, mostly null.
+MESSAGE: Mapping[str, tuple[Any, ...]] = {
+    "refusal": (),
+    "annotations": ([],),
+    "audio": (),
+    "function_call": (),
+    "tool_calls": ([],),
+    "tool_call_id": (),
+    "reasoning_content": (),
+    "reasoning": (),
+}
+
+STREAM_OPTIONS: Mapping[str, tuple[Any, ...]] = {
+    "continuous_usage_stats": (False,),
+    "include_obfuscation": (False,),
+}
+
+
+def keep_supported(
+    body: Mapping[str, Any], supported: Collection[str], refused: Mapping[str, tuple[Any, ...]], prefix: str = ""
+) -> dict[str, Any]:
+    """The supported part of a JSON object; InvalidRequestError names the first field that cannot be served."""
+    kept = {}
+    for name, value in body.items():
+        path = f"{prefix}{name[:100]}"
+        if name in supported:
+            kept[name] = value
+        elif name not in refused:
+            raise InvalidRequestError(
+                f"unknown field {path}: this server refuses fields that it does not know, so that none is "
+                "ignored in silence",
+                path,
+            )
+        elif not _is_neutral(value, refused[name]):
+            raise InvalidRequestError(f"{path} is not supported yet; {_remedy(refused[name])}", path)
+    return kept
+
+
+def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
+    # 1 == True in Python, and a client that sends `n: true` should hear of it.
+    return value is None or any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral)
+
+
+def _remedy(neutral: tuple[Any, ...]) -> str:
+    return f"leave it out or set it to {' or '.join(map(repr, neutral))}" if neutral else "leave it out"

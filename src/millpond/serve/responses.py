@@ -1,0 +1,92 @@
+"""The bodies of the API's answers, whole and in chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from millpond.core.request import FinishReason
+from millpond.engine.outputs import RequestOutput
+from millpond.errors import EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What every chunk of one answer repeats."""
+
+    id: str
+    kind: str
+    created: int
+    model: str
+
+    def wrap(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": self.kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+
+@dataclass(slots=True)
+class Tally:
+    """Tokens of the choices of one answer, from the latest output of each."""
+
+    _prompt: dict[str, int] = field(default_factory=dict)
+    _completion: dict[str, int] = field(default_factory=dict)
+
+    def note(self, output: RequestOutput) -> None:
+        self._prompt[output.request_id] = output.num_prompt_tokens
+        self._completion[output.request_id] = output.num_output_tokens
+
+    def usage(self) -> dict[str, int]:
+        prompt, completion = sum(self._prompt.values()), sum(self._completion.values())
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+@dataclass(slots=True)
+class ChoiceText:
+    """One choice of a whole answer while it grows."""
+
+    pieces: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def add(self, output: RequestOutput) -> None:
+        self.pieces.append(output.text)
+        self.finish_reason = reason_of(output)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+def reason_of(output: RequestOutput) -> str | None:
+    """`stop`, `length` or None. Raises EngineError for an answer that ended in any other way."""
+    reason = output.finish_reason
+    if reason is None or reason in (FinishReason.STOP, FinishReason.LENGTH):
+        return reason and reason.value
+    raise EngineError(output.error or f"the answer ended with {reason.value}")
+
+
+def completion_choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+
+
+def chat_choice(text: str, finish_reason: str | None) -> dict[str, Any]:
+    message = {"role": "assistant", "content": text}
+    return {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
+
+
+def chat_delta(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+def model_card(model_id: str, created: int, max_model_len: int) -> dict[str, Any]:
+    return {
+        "id": model_id,
+        "object": "model",
+        "created": created,
+        "owned_by": "millpond",
+        "max_model_len": max_model_len,
+    }

@@ -1,0 +1,135 @@
+"""The API over a tiny engine: in memory through httpx, driven by hand as ASGI, or on a loopback port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import queue
+import threading
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+
+from millpond.engine.async_engine import AsyncEngine
+from millpond.serve.app import create_app
+from millpond.serve.run import Running, serve
+from tiny_engine import BOUND_SECONDS, run
+
+NOW = 1_700_000_000
+
+
+def app_over(engine, async_engine, **settings):
+    """Answers are numbered: chatcmpl-0, or cmpl-0-0 for the first prompt of a completion, and so on."""
+    numbers = itertools.count()
+    return create_app(
+        async_engine,
+        **{
+            "model_names": ("tiny", "alias"),
+            "tokenizer": engine.tokenizer,
+            "chat_template": engine.chat_template,
+            "now": lambda: NOW,
+            "new_id": lambda: str(next(numbers)),
+            **settings,
+        },
+    )
+
+
+@contextlib.asynccontextmanager
+async def started(engine, **settings) -> AsyncIterator[tuple[AsyncEngine, httpx.AsyncClient]]:
+    async_engine = AsyncEngine(engine)
+    async_engine.start()
+    app = app_over(engine, async_engine, **settings)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            yield async_engine, client
+    finally:
+        await async_engine.shutdown()
+
+
+def ask(engine, path, body=None, *, method=None, **settings):
+    """One request to a fresh server; body None is a GET."""
+
+    async def once():
+        async with started(engine, **settings) as (_, client):
+            if isinstance(body, str | bytes):
+                headers = {"Content-Type": "application/json"}
+                return await client.request(method or "POST", path, content=body, headers=headers)
+            return await client.request(method or ("GET" if body is None else "POST"), path, json=body)
+
+    return run(once())
+
+
+def events_of(response):
+    """The data of each event, as text."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.text.endswith("\n\n")
+    blocks = response.text.split("\n\n")[:-1]
+    assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
+    return [block.removeprefix("data: ") for block in blocks]
+
+
+def chunks_of(response):
+    """The chunks of a stream that ended well."""
+    *chunks, done = events_of(response)
+    assert done == "[DONE]"
+    return [json.loads(chunk) for chunk in chunks]
+
+
+class HandDriven:
+    """One POST to an ASGI application whose client the test holds: what it was sent, and when it hangs up."""
+
+    def __init__(self, app, path, body) -> None:
+        self._body = json.dumps(body).encode()
+        self._hung_up = asyncio.Event()
+        self._body_read = False
+        self.sent = asyncio.Queue()
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"content-type", b"application/json"), (b"host", b"test")],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 2),
+        }
+        self.task = asyncio.create_task(app(scope, self._receive, self.sent.put))
+
+    async def _receive(self):
+        if not self._body_read:
+            self._body_read = True
+            return {"type": "http.request", "body": self._body, "more_body": False}
+        await self._hung_up.wait()
+        return {"type": "http.disconnect"}
+
+    async def hang_up(self):
+        """Returns when the application is done with the request."""
+        self._hung_up.set()
+        await self.task
+
+
+@contextlib.contextmanager
+def listening(engine, **settings) -> Iterator[str]:
+    """A real server on a free loopback port; its URL."""
+    ready: queue.Queue[Running] = queue.Queue()
+    lines: list[str] = []
+    thread = threading.Thread(
+        target=serve,
+        args=(engine, "127.0.0.1", 0),
+        kwargs={"on_ready": ready.put, "notify": lines.append, **settings},
+    )
+    thread.start()
+    running = ready.get(timeout=BOUND_SECONDS)
+    try:
+        yield running.url
+    finally:
+        running.stop()
+        thread.join(BOUND_SECONDS)
+        assert not thread.is_alive(), "the server did not stop"
