@@ -242,15 +242,23 @@ class TestPreemption:
         assert loop.run() == 13
         assert (a.num_preemptions, len(a.output_token_ids)) == (0, 12)
 
-    def test_an_eviction_within_a_block_of_its_admission_is_thrash(self):
-        loop, _, _ = preempted_loop()
-        assert loop.scheduler.counters.thrashed_admissions == 1
+    @pytest.mark.parametrize(("length_of_a", "generated", "thrashed"), [(6, 3, 1), (5, 4, 0)])
+    def test_an_eviction_before_a_block_was_filled_is_thrash(self, length_of_a, generated, thrashed):
+        loop = make_loop(make_request("a", length_of_a, 9), b := make_request("b", 2, 8), num_blocks=4, slots=2)
+        while not loop.step().preempted:
+            assert b.num_output_tokens <= generated
+        assert (b.num_preemptions, b.num_output_tokens) == (1, generated)
+        assert loop.scheduler.counters.thrashed_admissions == thrashed
 
-    def test_an_eviction_after_a_whole_block_is_not_thrash(self):
-        loop = make_loop(make_request("a", 4, 13), make_request("b", 4, 12), num_blocks=4, slots=2)
-        loop.run(60)
-        counters = loop.scheduler.counters
-        assert (counters.preemptions, counters.thrashed_admissions) == (1, 0)
+    def test_thrash_counts_from_the_latest_admission(self):
+        """b is evicted with 5 tokens out, which is no thrash, and again 3 tokens after its resumption, which is."""
+        loop = make_loop(make_request("a", 2, 6), make_request("c", 4, 10), b := make_request("b", 2, 12), num_blocks=6)
+        outputs_at_eviction = []
+        while not b.is_finished:
+            if "b" in loop.step().preempted:
+                outputs_at_eviction.append(b.num_output_tokens)
+        assert outputs_at_eviction == [5, 8]
+        assert loop.scheduler.counters.thrashed_admissions == 1
 
 
 class TestPromptLengths:

@@ -42,6 +42,19 @@ def test_the_context_limit_at_its_boundary(length, max_tokens, message, param):
         assert error.param == param
 
 
+@pytest.mark.parametrize(
+    ("length", "message"),
+    [(LIMIT - 1, None), (LIMIT, "leaves no room for one new token"), (LIMIT + 1, "more than max_model_len 16")],
+)
+def test_an_unset_max_tokens_is_capped_or_refused_for_the_prompt(length, message):
+    scheduler = make_scheduler(num_blocks=100, max_model_len=LIMIT)
+    cap = scheduler.max_tokens_that_fit(length)
+    if message is None:
+        scheduler.add_request(make_request("a", length, cap))
+    else:
+        assert message in str(refusal(scheduler, length, cap))
+
+
 def test_a_prompt_that_fills_the_pool_is_taken_when_max_tokens_is_1():
     loop = Loop(make_scheduler(num_blocks=4))
     loop.add(make_request("a", 16, 1))

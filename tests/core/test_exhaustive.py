@@ -95,6 +95,8 @@ CASES = [
     ({"num_blocks": 3, "block_size": 2, "slots": 3, "reserve": 1}, [(2, 3), (1, 4), (3, 2)]),
     ({"num_blocks": 4, "block_size": 1, "slots": 2, "reserve": 1, "budget": 2}, [(2, 2), (1, 3), (2, 1)]),
     ({"num_blocks": 4, "block_size": 1, "slots": 3, "reserve": 3}, [(1, 4), (1, 3)]),
+    ({"num_blocks": 4, "block_size": 1, "slots": 3, "reserve": 1}, [(1, 4), (2, 3), (1, 2)]),
+    ({"num_blocks": 3, "block_size": 2, "slots": 2, "reserve": 1, "budget": 2}, [(3, 4), (4, 2), (1, 4)]),
     ({"num_blocks": 4, "block_size": 2, "slots": 2, "reserve": 0, "budget": 1}, [(3, 2), (2, 2)]),
 ]
 
