@@ -116,8 +116,8 @@ class HandDriven:
 
 
 @contextlib.contextmanager
-def listening(engine, **settings) -> Iterator[str]:
-    """A real server on a free loopback port; its URL."""
+def listening(engine, **settings) -> Iterator[Running]:
+    """A real server on a free loopback port, stopped at the end."""
     ready: queue.Queue[Running] = queue.Queue()
     lines: list[str] = []
     thread = threading.Thread(
@@ -128,7 +128,7 @@ def listening(engine, **settings) -> Iterator[str]:
     thread.start()
     running = ready.get(timeout=BOUND_SECONDS)
     try:
-        yield running.url
+        yield running
     finally:
         running.stop()
         thread.join(BOUND_SECONDS)

@@ -166,15 +166,18 @@ def _url(listener: socket.socket) -> str:
 
 def startup_lines(engine: Engine, url: str, model_names: Sequence[str]) -> list[str]:
     """What a person should know when the server answers: where, what, and the size of the pool."""
-    scheduler, threads = engine.scheduler, engine.config.threads
-    num_blocks, block_size, reserve = scheduler.pool.num_blocks, scheduler.block_size, scheduler.watermark_blocks
-    reserved = f"the watermark holds {reserve} blocks back from newcomers"
-    if reserve == 0:
-        reserved = "the watermark holds 0 blocks back"
-        if engine.config.watermark_blocks is None and engine.config.watermark > 0:
-            share = f"{engine.config.watermark:.0%}" if engine.config.watermark >= 0.01 else engine.config.watermark
-            reserved += f" ({share} of this pool is less than a block)"
+    num_blocks, block_size = engine.scheduler.pool.num_blocks, engine.scheduler.block_size
+    threads = "" if engine.config.threads is None else f"{engine.config.threads} threads, "
     return [
         f"millpond serves {', '.join(model_names)} at {url}",
-        f"threads: {threads or 'not set'}; K/V pool: {num_blocks} blocks, {num_blocks * block_size} tokens; {reserved}",
+        f"{threads}{num_blocks} blocks of {block_size} tokens for K/V ({num_blocks * block_size} tokens), "
+        f"{_reserve(engine)}",
     ]
+
+
+def _reserve(engine: Engine) -> str:
+    config, num_blocks, reserve = engine.config, engine.scheduler.pool.num_blocks, engine.scheduler.watermark_blocks
+    text = f"of which the watermark reserves {reserve} blocks"
+    if reserve == 0 and config.watermark_blocks is None and config.watermark > 0:
+        text += f" ({100 * config.watermark:g}% of {num_blocks} blocks is less than one)"
+    return text

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from millpond.errors import EngineDeadError, EngineError, InvalidRequestError, ModelNotFoundError
+from millpond.serve.errors import describe, error_body
+from tiny_engine import make_engine, run
+from tiny_server import ask, started
+
+PATH = "/v1/completions"
+
+
+def error_of(response, status):
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert body.keys() == {"error"}
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    return body["error"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["{", "", "nonsense", '{"prompt": "hi"', b"\xff\xfe", "[" * 5000, '{"max_tokens": ' + "9" * 5000 + "}"],
+)
+def test_a_body_that_is_not_json_is_a_400(body):
+    assert error_of(ask(make_engine(), PATH, body), 400)["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("body", ["[]", "5", "null", '"hi"'])
+def test_a_body_that_is_not_an_object_is_a_400(body):
+    error_of(ask(make_engine(), PATH, body), 400)
+
+
+def test_a_body_of_another_content_type_is_told_what_to_send():
+    async def test():
+        async with started(make_engine()) as (_, client):
+            return await client.post(PATH, content=b'{"prompt": "hi"}', headers={"Content-Type": "text/plain"})
+
+    assert "application/json" in error_of(run(test()), 400)["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ('{"prompt": "\\ud800"}', 400),
+        ('{"prompt": "hi", "\\ud800": 1}', 400),
+        ('{"prompt": "hi", "model": "\\ud800"}', 404),
+    ],
+)
+def test_half_a_surrogate_pair_is_refused_and_the_refusal_can_be_sent(body, status):
+    error_of(ask(make_engine(), PATH, body), status)
+
+
+def test_an_unknown_route_is_a_404():
+    assert error_of(ask(make_engine(), "/v1/nonsense"), 404)["code"] == "not_found"
+
+
+def test_a_wrong_method_is_a_405_that_names_the_right_one():
+    response = ask(make_engine(), PATH)
+    error_of(response, 405)
+    assert response.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("name", ["other", "", "../../etc/passwd", "/etc/passwd", "a\0b", "x" * 10_000])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_unknown_model_is_a_404_with_a_short_message(name, stream):
+    response = ask(make_engine(), PATH, {"model": name, "prompt": "hi", "stream": stream})
+    error = error_of(response, 404)
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+    assert len(error["message"]) < 300
+    assert "tiny" in error["message"]
+
+
+@pytest.mark.parametrize(("model", "shown"), [(None, "tiny"), ("tiny", "tiny"), ("alias", "alias")])
+def test_any_served_name_or_none_is_the_model(model, shown):
+    response = ask(make_engine(), PATH, {"model": model, "prompt": "hi", "max_tokens": 1})
+    assert response.json()["model"] == shown
+    assert ask(make_engine(), PATH, {"prompt": "hi", "max_tokens": 1}).json()["model"] == "tiny"
+
+
+def test_an_unexpected_exception_is_a_500_that_keeps_its_text_to_the_log(monkeypatch, caplog):
+    engine = make_engine()
+
+    def broken(self, text, **settings):
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(type(engine.tokenizer), "encode", broken)
+    error = error_of(ask(engine, PATH, {"prompt": "hi"}), 500)
+    assert error["type"] == "server_error"
+    assert "secret" not in json.dumps(error)
+    assert "secret detail" in caplog.text
+
+
+def test_a_body_over_the_limit_is_a_413():
+    body = json.dumps({"prompt": "a" * 2000})
+    error_of(ask(make_engine(), PATH, body, max_body_bytes=1000), 413)
+    assert ask(make_engine(), PATH, {"prompt": "a", "max_tokens": 1}, max_body_bytes=1000).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "param", "code"),
+    [
+        (InvalidRequestError("bad", "seed"), 400, "seed", None),
+        (ModelNotFoundError("none"), 404, "model", "model_not_found"),
+        (EngineDeadError("gone"), 503, None, "engine_dead"),
+        (EngineError("fault"), 500, None, None),
+        (RuntimeError("secret"), 500, None, None),
+    ],
+)
+def test_each_error_has_its_status(error, status, param, code):
+    got, body = describe(error)
+    assert (got, body["error"]["param"], body["error"]["code"]) == (status, param, code)
+    assert ("secret" in body["error"]["message"]) is False
+
+
+def test_an_error_body_can_always_be_encoded():
+    json.dumps(error_body("\ud800", "x", "\udfff"), ensure_ascii=False).encode()

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from millpond.core.request import SamplingParams
+from millpond.errors import InvalidRequestError
+from millpond.serve.protocol import ChatCompletionRequest, CompletionRequest
+from millpond.serve.refusals import CHAT, COMPLETION
+from tiny_engine import make_engine
+from tiny_server import ask
+
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+def completion(**fields):
+    return CompletionRequest.model_validate({"prompt": "hi", **fields})
+
+
+def post(path, **body):
+    base = {"prompt": "hi"} if path == "/v1/completions" else {"messages": HELLO}
+    return ask(make_engine(), path, {**base, **body})
+
+
+EVERY_FIELD = {
+    "max_tokens": 3,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 5,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.2,
+    "frequency_penalty": 0.3,
+    "seed": 4,
+    "stop": ["x"],
+    "stop_token_ids": [7],
+    "include_stop_str_in_output": True,
+    "ignore_eos": True,
+    "skip_special_tokens": False,
+}
+
+
+def test_every_sampling_field_reaches_the_engine():
+    assert EVERY_FIELD.keys() == {field.name for field in fields(SamplingParams)}
+    expected = SamplingParams(**{**EVERY_FIELD, "stop": ("x",), "stop_token_ids": (7,)})
+    assert completion(**EVERY_FIELD).sampling() == expected
+    assert ChatCompletionRequest.model_validate({"messages": HELLO, **EVERY_FIELD}).sampling() == expected
+
+
+def test_null_and_absent_are_the_defaults_of_the_api():
+    for given in ({}, dict.fromkeys(EVERY_FIELD)):
+        assert completion(**given).sampling() == SamplingParams(max_tokens=16, temperature=1.0)
+        chat = ChatCompletionRequest.model_validate({"messages": HELLO, **given})
+        assert chat.sampling() == SamplingParams(max_tokens=None, temperature=1.0)
+
+
+BAD_VALUES = [
+    ("temperature", "0.5"), ("temperature", -0.1), ("temperature", True), ("top_p", 0), ("top_p", 1.1), ("top_k", 1.5),
+    ("top_k", -2), ("min_p", 2), ("repetition_penalty", 0), ("presence_penalty", 3), ("frequency_penalty", -3),
+    ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", "5"), ("max_tokens", 1.5), ("seed", "x"), ("seed", 2**64),
+    ("stop_token_ids", [1.5]), ("stop_token_ids", ["abc"]), ("stop_token_ids", [-1]), ("stop_token_ids", 5),
+    ("ignore_eos", "yes"), ("stream", 1), ("stream_options", 5), ("user", 5), ("model", 5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), BAD_VALUES)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_value_out_of_range_or_of_the_wrong_type_is_refused_by_name(path, name, value):
+    response = post(path, **{name: value})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"].split("[")[0] == name
+    assert name in error["message"]
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("name", ["temperature", "seed", "prompt", "user", "metadata"])
+def test_numbers_that_json_does_not_have_are_refused(name, text):
+    body = f'{{"prompt": "hi", "{name}": {text}}}'
+    assert ask(make_engine(), "/v1/completions", body).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("stop", "kept"), [(None, ()), ([], ()), ("a", ("a",)), (["a", "b"], ("a", "b")), (["a"] * 16, ("a",) * 16)]
+)
+def test_stop_is_a_string_or_up_to_sixteen(stop, kept):
+    assert completion(stop=stop).sampling().stop == kept
+
+
+@pytest.mark.parametrize("stop", ["", [""], ["a", ""], 5, [5], ["a", None], ["a"] * 17, "a" * 1001, {"a": 1}])
+def test_a_stop_that_is_empty_not_text_or_too_much_is_refused(stop):
+    with pytest.raises(InvalidRequestError) as caught:
+        completion(stop=stop).sampling()
+    assert caught.value.param == "stop"
+
+
+UNSUPPORTED = {
+    "n": 2, "logit_bias": {"5": 1}, "response_format": {"type": "json_object"}, "min_tokens": 1, "bad_words": ["x"],
+    "allowed_token_ids": [1], "use_beam_search": True, "echo": True, "best_of": 2, "logprobs": 1,
+    "truncate_prompt_tokens": 5, "guided_json": {}, "structured_outputs": {}, "prompt_logprobs": 1, "priority": 1,
+}  # fmt: skip
+UNSUPPORTED_COMPLETION = {**UNSUPPORTED, "suffix": "x", "logprobs": 0, "max_completion_tokens": 5}
+UNSUPPORTED_CHAT = {
+    **UNSUPPORTED, "logprobs": True, "top_logprobs": 1, "tools": [{"type": "function"}], "tool_choice": "auto",
+    "functions": [{}], "function_call": "auto", "parallel_tool_calls": False, "audio": {}, "modalities": ["audio"],
+    "prediction": {}, "reasoning_effort": "low", "store": True, "metadata": {"a": "b"}, "chat_template": "x",
+    "chat_template_kwargs": {"x": 1}, "continue_final_message": True, "add_generation_prompt": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "value"),
+    [("/v1/completions", *item) for item in UNSUPPORTED_COMPLETION.items()]
+    + [("/v1/chat/completions", *item) for item in UNSUPPORTED_CHAT.items()],
+)
+def test_what_is_not_supported_is_refused_by_name(path, name, value):
+    for stream in (False, True):
+        response = post(path, stream=stream, **{name: value})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == name
+        assert f"{name} is not supported" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("path", "table"), [("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)])
+def test_values_that_change_nothing_may_be_sent(path, table):
+    assert post(path, max_tokens=1, **dict.fromkeys(table)).status_code == 200
+    first_neutral = {name: neutral[0] for name, neutral in table.items() if neutral}
+    assert post(path, max_tokens=1, **first_neutral).status_code == 200
+
+
+def test_true_is_not_one():
+    assert post("/v1/completions", n=True).status_code == 400
+    assert post("/v1/completions", echo=0).status_code == 400
+
+
+@pytest.mark.parametrize("kind", ["json_object", "json_schema", "xml", None])
+def test_a_response_format_is_never_silently_ignored(kind):
+    response = post("/v1/chat/completions", response_format={"type": kind})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "response_format"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_an_unknown_field_is_refused_by_name_and_says_that_the_server_is_strict(path):
+    error = post(path, temprature=0.5).json()["error"]
+    assert error["param"] == "temprature"
+    assert "refuses fields that it does not know" in error["message"]
+
+
+def test_an_unknown_stream_option_is_refused_by_its_path():
+    error = post("/v1/completions", stream=True, stream_options={"usage": True}).json()["error"]
+    assert error["param"] == "stream_options.usage"
+    assert post("/v1/completions", stream=True, stream_options={"include_usage": "yes"}).status_code == 400
+
+
+def test_fields_that_say_who_asks_change_nothing():
+    hints = {"user": "me", "safety_identifier": "me", "prompt_cache_key": "k"}
+    bodies = [post("/v1/completions", max_tokens=4, **extra).json() for extra in ({}, hints)]
+    assert bodies[0] == bodies[1]

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from millpond.serve.run import serve, startup_lines
+from tiny_engine import BOUND_SECONDS, IM_END, GatedRunner, ids, make_engine
+from tiny_server import listening
+
+HELLO = [{"role": "user", "content": "hi"}]
+PARIS = [*ids("París 😀"), IM_END]
+
+
+class Always:
+    """A script that is the same for every request."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def get(self, request_id, default):
+        return self.tokens
+
+
+def engine_saying(tokens, **settings):
+    engine = make_engine(**settings)
+    engine.runner.script = Always(tokens)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def url():
+    with listening(engine_saying(PARIS)) as server:
+        yield server.url
+
+
+@pytest.fixture
+def client(url):
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_the_openai_client_gets_a_chat_answer(client):
+    answer = client.chat.completions.create(model="tiny", messages=HELLO)
+    assert answer.choices[0].message.content == "París 😀"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.completion_tokens == len(PARIS)
+
+
+def test_the_openai_client_gets_a_streamed_chat_answer(client):
+    stream = client.chat.completions.create(
+        model="tiny", messages=HELLO, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == "París 😀"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == len(PARIS)
+    assert len({(chunk.id, chunk.created) for chunk in chunks}) == 1
+
+
+def test_the_typed_stream_helper_sees_one_role_one_reason_and_the_whole_text(client):
+    roles, reasons = [], []
+    with client.chat.completions.stream(model="tiny", messages=HELLO) as stream:
+        for event in stream:
+            if event.type == "chunk":
+                choice = event.chunk.choices[0]
+                roles += [choice.delta.role] if choice.delta.role else []
+                reasons += [choice.finish_reason] if choice.finish_reason else []
+        final = stream.get_final_completion()
+    assert roles == ["assistant"]
+    assert reasons == ["stop"]
+    assert final.choices[0].message.content == "París 😀"
+
+
+def test_the_openai_client_gets_completions_plain_and_streamed(client):
+    whole = client.completions.create(model="tiny", prompt=["a", "b"])
+    assert [choice.text for choice in whole.choices] == ["París 😀"] * 2
+    stream = client.completions.create(model="tiny", prompt="a", stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == "París 😀"
+
+
+def test_the_asynchronous_client_gets_many_answers_at_once(url):
+    async def ask(client, number):
+        if number % 2:
+            answer = await client.chat.completions.create(model="tiny", messages=HELLO)
+            return answer.choices[0].message.content
+        stream = await client.chat.completions.create(model="tiny", messages=HELLO, stream=True)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    async def test():
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            return await asyncio.gather(*(ask(client, number) for number in range(12)))
+
+    assert asyncio.run(test()) == ["París 😀"] * 12
+
+
+def test_the_openai_client_raises_its_own_errors(client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="tiny", messages=HELLO, n=2)
+    assert caught.value.param == "n"
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="other", messages=HELLO)
+
+
+def test_the_openai_client_lists_the_models(client):
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+
+
+def test_a_failure_in_a_stream_is_an_error_of_the_client(caplog):
+    with (
+        listening(make_engine(raises={2: RuntimeError("boom")})) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+        pytest.raises(openai.APIError, match="forward pass"),
+    ):
+        list(client.chat.completions.create(model="tiny", messages=HELLO, stream=True))
+
+
+def test_a_socket_closed_after_one_chunk_frees_the_engine():
+    engine = make_engine(max_num_seqs=1, num_blocks=2600, max_model_len=10_000, audit=False)
+    body = {"prompt": "hi", "max_tokens": 9000, "ignore_eos": True}
+    with listening(engine) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+        with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+            next(response.iter_lines())
+        # The only slot is taken until the first request is gone.
+        assert client.post("/v1/completions", json={**body, "max_tokens": 1}).status_code == 200
+    assert len(engine.runner.outputs) < 9000
+
+
+STREAM = {"prompt": "hi", "max_tokens": 20, "ignore_eos": True, "stream": True}
+
+
+def test_stopping_lets_running_answers_end_and_takes_no_new_ones():
+    engine = make_engine(wrap=GatedRunner)
+    with listening(engine) as server, httpx.Client(base_url=server.url, timeout=BOUND_SECONDS) as client:
+        engine.runner.let_through(1)
+        with client.stream("POST", "/v1/completions", json=STREAM) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.stop()
+            wait_until_refused(server.url)
+            engine.runner.open_for_good()
+            rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert len(rest) == 20
+
+
+def test_a_drain_that_takes_too_long_ends_with_an_error_event():
+    engine = make_engine(wrap=GatedRunner)
+    with (
+        listening(engine, drain_seconds=0.1) as server,
+        httpx.Client(base_url=server.url, timeout=BOUND_SECONDS) as client,
+    ):
+        engine.runner.let_through(1)
+        with client.stream("POST", "/v1/completions", json=STREAM) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.stop()
+            rest = [line for line in lines if line]
+        engine.runner.open_for_good()
+    assert len(rest) == 1
+    assert "shutting down" in rest[0]
+    assert engine.scheduler.requests == {}
+
+
+def wait_until_refused(url):
+    host, port = url.removeprefix("http://").split(":")
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=BOUND_SECONDS).close()
+        except ConnectionError:  # refused, or reset while the listener closes
+            return
+
+
+def serve_in_a_process():
+    """A server in a process of its own whose engine answers without end; the process and its URL."""
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from millpond.serve.run import serve
+from tiny_engine import make_engine
+engine = make_engine(num_blocks=3000, max_model_len=10_000, audit=False)
+serve(engine, port=0, drain_seconds=0.2, notify=lambda line: None, on_ready=lambda it: print(it.url, flush=True))
+print("returned", flush=True)
+"""
+    tests = str(Path(__file__).parents[1])
+    process = subprocess.Popen([sys.executable, "-c", code, tests], stdout=subprocess.PIPE, text=True)
+    return process, process.stdout.readline().strip()
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]])
+def test_a_stop_signal_ends_the_process_with_0_and_every_stream_with_an_error(signals):
+    process, url = serve_in_a_process()
+    with process, httpx.Client(base_url=url, timeout=BOUND_SECONDS) as client:
+        with client.stream("POST", "/v1/completions", json={**STREAM, "max_tokens": 9000}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            for each in signals:
+                process.send_signal(each)
+            rest = [line for line in lines if line]
+        assert process.wait(BOUND_SECONDS) == 0
+        assert process.stdout.read() == "returned\n"
+    if len(signals) == 1:
+        assert "shutting down" in rest[-1]
+    wait_until_refused(url)
+
+
+def test_a_port_in_use_is_an_error_of_the_caller():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(OSError, match="in use"):
+            serve(make_engine(), port=taken.getsockname()[1])
+
+
+def test_the_start_up_lines_give_url_model_threads_and_the_pool_with_its_reserve():
+    lines = "\n".join(startup_lines(make_engine(watermark_blocks=3), "http://127.0.0.1:8000", ("tiny",)))
+    for part in ("http://127.0.0.1:8000", "tiny", "2 threads", "64 blocks", "256 tokens", "3 blocks"):
+        assert part in lines
+
+
+def test_the_start_up_lines_say_where_the_watermark_reserves_nothing():
+    lines = startup_lines(make_engine(watermark_blocks=0), "http://x", ("tiny",))
+    assert "the watermark reserves 0 blocks" in lines[-1]
+    small = make_engine(watermark_blocks=0)
+    small.config = replace(small.config, watermark_blocks=None)
+    assert "(1% of 64 blocks is less than one)" in startup_lines(small, "http://x", ("tiny",))[-1]
