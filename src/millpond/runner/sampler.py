@@ -1,0 +1,108 @@
+"""The sampler: logits to tokens, every row by its own rules and by nothing else.
+
+Penalties work on the raw logits, then temperature, then min_p, top_k and top_p on what that makes likely.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.core.step import Admission
+from millpond.runner.sampler_kernels import BLOCK, BRACKET, IN_PROMPT, NOT_FINITE, Rules, Scratch, sample_rows
+
+LARGEST_VOCABULARY = 1 << 20
+SEED_BITS = (1 << 64) - 1
+
+
+class Sampler:
+    """Chooses tokens for up to max_num_seqs slots.
+
+    Only the first vocab_size of the logits_width columns are read, so padding is never chosen. A row's token is a
+    function of its logits, its slot's rules and penalty counts, its seed and its output position: of no other row
+    and of no order.
+    """
+
+    def __init__(self, max_num_seqs: int, vocab_size: int, logits_width: int) -> None:
+        if not 0 < vocab_size <= min(logits_width, LARGEST_VOCABULARY):
+            raise ValueError(
+                f"vocab_size must be from 1 to {min(logits_width, LARGEST_VOCABULARY)} "
+                f"for logits of width {logits_width}, got {vocab_size}"
+            )
+        self.vocab_size = vocab_size
+        self.logits_width = logits_width
+        self._rules = Rules(
+            temperature=np.zeros(max_num_seqs),
+            top_k=np.full(max_num_seqs, vocab_size),
+            top_p=np.ones(max_num_seqs),
+            min_p=np.zeros(max_num_seqs),
+            repetition=np.ones(max_num_seqs),
+            presence=np.zeros(max_num_seqs),
+            frequency=np.zeros(max_num_seqs),
+            seed=np.zeros(max_num_seqs, np.uint64),
+            penalised=np.zeros(max_num_seqs, np.bool_),
+            # Zeroed pages take no memory until a slot with penalties writes to them.
+            counts=np.zeros((max_num_seqs, vocab_size), np.int32),
+        )
+        penalised, block_tops = np.empty(vocab_size, np.float32), np.empty(-(-vocab_size // BLOCK), np.float32)
+        self._scratch = Scratch(
+            penalised=penalised,
+            penalised_bits=penalised.view(np.int32),
+            weights=np.empty(vocab_size, np.int64),
+            block_tops=block_tops,
+            block_bits=block_tops.view(np.int32),
+            ids=np.empty(BRACKET, np.int64),
+        )
+
+    def admit(self, slot: int, admission: Admission) -> None:
+        """Give the slot the rules, the seed and the penalty counts of a request, new or resumed after a preemption.
+
+        A seed counts by its low 64 bits: -1 and 2**64 - 1 are the same.
+        """
+        sampling, rules = admission.sampling, self._rules
+        rules.temperature[slot] = sampling.temperature
+        rules.top_k[slot] = min(sampling.top_k, self.vocab_size) if sampling.top_k > 0 else self.vocab_size
+        rules.top_p[slot] = sampling.top_p
+        rules.min_p[slot] = sampling.min_p
+        rules.repetition[slot] = sampling.repetition_penalty
+        rules.presence[slot] = sampling.presence_penalty
+        rules.frequency[slot] = sampling.frequency_penalty
+        rules.seed[slot] = admission.seed & SEED_BITS
+        rules.penalised[slot] = (
+            sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
+        )
+        if rules.penalised[slot]:
+            rules.counts[slot] = np.bincount(self._countable(admission.output_token_ids), minlength=self.vocab_size)
+            rules.counts[slot, self._countable(admission.prompt_token_ids)] |= IN_PROMPT
+
+    def _countable(self, token_ids: Sequence[int]) -> NDArray[np.int64]:
+        """The ids that have a logit here; an embedding may know more of them than the vocabulary does."""
+        ids = np.array(token_ids, np.int64)
+        return ids[ids < self.vocab_size]
+
+    def sample(
+        self, logits: NDArray[np.float32], slots: Sequence[int], output_positions: Sequence[int]
+    ) -> tuple[list[int], list[bool]]:
+        """One token per row of logits [rows, logits_width] (float32, C order), for these slots and output positions.
+
+        Returns the token ids and, per row, whether it could not be sampled because it holds a NaN or +inf or
+        nothing above -inf; such a row's token is -1. Where a slot has penalties, its token counts as output at once.
+        """
+        rows = len(slots)
+        if logits.dtype != np.float32 or not logits.flags.c_contiguous:
+            raise ValueError(f"logits must be float32 in C order, got {logits.dtype} with strides {logits.strides}")
+        if logits.shape != (rows, self.logits_width) or len(output_positions) != rows:
+            raise ValueError(
+                f"{rows} slots and {len(output_positions)} output positions need logits of shape "
+                f"({rows}, {self.logits_width}), got {logits.shape}"
+            )
+        tokens = np.empty(rows, np.int64)
+        slots, positions = np.array(slots, np.int64), np.array(output_positions, np.int64)
+        sample_rows(logits, logits.view(np.int32), slots, positions, self._rules, self._scratch, tokens)
+        return tokens.tolist(), (tokens == NOT_FINITE).tolist()
+
+    def warm_up(self) -> None:
+        """Compile (or load from the cache) everything that sample() may call; changes no slot."""
+        none = np.empty(0, np.int64)
+        logits = np.empty((0, self.logits_width), np.float32)
+        sample_rows(logits, logits.view(np.int32), none, none, self._rules, self._scratch, none)

@@ -1,0 +1,343 @@
+"""One row of logits to one token, compiled: penalties, greedy, and exact draws without a sort.
+
+Probabilities are whole numbers: the likeliest token weighs WEIGHT_ONE, a token d nats less likely floor(WEIGHT_ONE *
+exp(-d)). Sums of whole numbers have no rounding, so they come out the same in any order and on any processor. A token
+can be drawn if and only if its weight is at least 1; those left out are rarer than 2.3e-13 times the likeliest one.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+import millpond.kernels  # noqa: F401  (points Numba's cache at its folder)
+
+GREEDY_BELOW = 1e-5  # temperatures under this are 0
+NOT_FINITE = -1  # in place of a token id: the row holds a NaN, or +inf, or nothing but -inf
+
+WEIGHT_BITS = 42  # 2**20 tokens of the largest weight still fit int64
+WEIGHT_ONE = 1 << WEIGHT_BITS
+WEIGHTLESS_NATS = 31.0  # further than this below the top, a weight is 0: above (WEIGHT_BITS + 1) * ln 2
+
+BLOCK = 512  # tokens per block of the row's survey
+BRACKET = 64  # so few candidates are sorted rather than narrowed down further
+
+IN_PROMPT = 1 << 30  # a flag above the count of a token's appearances in the output
+OUTPUT_COUNT = IN_PROMPT - 1
+
+LARGEST = float(np.finfo(np.float32).max)
+INFINITY_BITS = np.int32(0x7F800000)
+MAGNITUDE_BITS = np.int32(0x7FFFFFFF)
+LOWEST_KEY = np.int32(-0x80000000)
+
+# For functions that are only called from compiled ones: no entry from Python, which halves their compile time.
+INSIDE = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+MERGED = INSIDE | {"inline": "always"}  # called from one place: compiling it there costs less than compiling it apart
+
+
+class Rules(NamedTuple):
+    """The sampling rules of every slot, one array entry per slot; top_k is from 1 to the vocabulary's size.
+
+    counts[slot, token] is IN_PROMPT if the token is in the prompt, plus how often it is in the output.
+    """
+
+    temperature: NDArray[np.float64]
+    top_k: NDArray[np.int64]
+    top_p: NDArray[np.float64]
+    min_p: NDArray[np.float64]
+    repetition: NDArray[np.float64]
+    presence: NDArray[np.float64]
+    frequency: NDArray[np.float64]
+    seed: NDArray[np.uint64]
+    penalised: NDArray[np.bool_]
+    counts: NDArray[np.int32]
+
+
+class Scratch(NamedTuple):
+    """Working space: a row after penalties and the weights [vocab], the largest
+    logit of each block [blocks], the few candidates that are sorted [BRACKET].
+
+    The arrays of bits are int32 views of the same memory.
+    """
+
+    penalised: NDArray[np.float32]
+    penalised_bits: NDArray[np.int32]
+    weights: NDArray[np.int64]
+    block_tops: NDArray[np.float32]
+    block_bits: NDArray[np.int32]
+    ids: NDArray[np.int64]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def sample_rows(logits, logits_bits, slots, positions, rules, scratch, tokens):
+    """tokens[i] becomes the token of row i of logits [rows, logits_width], or NOT_FINITE.
+
+    logits_bits is the int32 view of the logits.
+    """
+    size = rules.counts.shape[1]
+    for i in range(slots.shape[0]):
+        tokens[i] = sample_row(logits[i, :size], logits_bits[i, :size], slots[i], positions[i], rules, scratch)
+
+
+@njit(**MERGED)
+def sample_row(row, row_bits, slot, position, rules, scratch):
+    """The token that the slot's rules choose from its logits, or NOT_FINITE; counts it where it is penalised."""
+    counts, bits = rules.counts[slot], row_bits
+    if rules.penalised[slot]:
+        penalise(row, counts, rules.repetition[slot], rules.presence[slot], rules.frequency[slot], scratch.penalised)
+        row, bits = scratch.penalised, scratch.penalised_bits
+    top, finite = survey(bits, scratch.block_tops, scratch.block_bits)
+    if not finite:
+        return NOT_FINITE
+    if rules.temperature[slot] < GREEDY_BELOW:
+        token = first_of_the_top(row, scratch.block_tops, top)
+    else:
+        chance = uniform(rules.seed[slot], position)
+        token = draw(row, scratch.block_tops, top, slot, rules, chance, scratch.weights, scratch.ids)
+    if rules.penalised[slot]:
+        counts[token] += 1
+    return token
+
+
+@njit(**INSIDE)
+def span(block, size):
+    """The first index of a block and the one after its last; unsigned, so that none is checked for being negative."""
+    start = block * BLOCK
+    stop = start + BLOCK
+    return np.uint64(start), np.uint64(stop if stop < size else size)
+
+
+@njit(**INSIDE)
+def ordered(word):
+    """A float's bits as an integer of the same order, and back again."""
+    return np.int32(word ^ np.int32(np.int32(word >> np.int32(31)) & MAGNITUDE_BITS))
+
+
+@njit(**INSIDE)
+def survey(bits, block_tops, block_bits):
+    """The largest logit, and whether the row can be sampled; block_tops and block_bits get each block's largest.
+
+    Compares floats as integers of the same order: that vectorises, and a NaN cannot slip through.
+    """
+    magnitude = np.int32(0)
+    for block in range(block_bits.shape[0]):
+        key = LOWEST_KEY
+        start, stop = span(block, bits.shape[0])
+        for i in range(start, stop):
+            size = np.int32(bits[i] & MAGNITUDE_BITS)
+            rank = ordered(bits[i])
+            magnitude = size if size > magnitude else magnitude
+            key = rank if rank > key else key
+        block_bits[block] = ordered(key)
+    top = np.float32(-np.inf)
+    for block in range(block_tops.shape[0]):
+        top = block_tops[block] if block_tops[block] > top else top
+    return top, magnitude <= INFINITY_BITS and -np.inf < top < np.inf
+
+
+@njit(**INSIDE)
+def first_of_the_top(row, block_tops, top):
+    """The lowest id among the largest logits."""
+    for block in range(block_tops.shape[0]):
+        if block_tops[block] == top:
+            start, stop = span(block, row.shape[0])
+            for i in range(start, stop):
+                if row[i] == top:
+                    return np.int64(i)
+    return NOT_FINITE
+
+
+@njit(**INSIDE)
+def penalise(row, counts, repetition, presence, frequency, out):
+    """out = row, with the tokens of the prompt and the output pushed down (or up).
+
+    What is not finite stays as it is, and what is stays finite: an extreme penalty is not a fault of the model.
+    """
+    for i in range(row.shape[0]):
+        logit = row[i]
+        if counts[i] != 0 and -LARGEST <= logit <= LARGEST:
+            value = np.float64(logit)
+            value = value / repetition if value > 0.0 else value * repetition
+            appearances = counts[i] & OUTPUT_COUNT
+            if appearances > 0:
+                value -= frequency * appearances + presence
+            logit = np.float32(min(max(value, -LARGEST), LARGEST))
+        out[i] = logit
+
+
+@njit(**INSIDE)
+def mix(word):
+    """The output function of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return word ^ (word >> np.uint64(31))
+
+
+@njit(**INSIDE)
+def uniform(seed, position):
+    """The random number in [0, 1) of one output position: a function of the two and of nothing else.
+
+    The seed is mixed first, so that neighbouring seeds do not walk through the same numbers a step apart.
+    """
+    step = np.uint64(0x9E3779B97F4A7C15)
+    word = mix(mix(seed + step) + (np.uint64(position) + np.uint64(1)) * step)
+    return np.float64(np.int64(word >> np.uint64(11))) * 2.0**-53
+
+
+@njit(**MERGED)
+def draw(row, block_tops, top, slot, rules, chance, weights, ids):
+    """One token drawn from what temperature, min_p, top_k and top_p leave, in this order. chance is in [0, 1)."""
+    temperature = rules.temperature[slot]
+    low = np.float32(np.float64(top) - WEIGHTLESS_NATS * temperature)
+    least = np.int64(math.ceil(rules.min_p[slot] * WEIGHT_ONE))
+    count, total = weigh(row, block_tops, top, low, temperature, max(least, 1), weights)
+    for by_count in (True, False):
+        available = count if by_count else total
+        need = rules.top_k[slot]
+        if not by_count:
+            need = np.int64(math.ceil(rules.top_p[slot] * total)) if rules.top_p[slot] < 1.0 else total
+        if need < available:
+            count, total, low = keep_first(row, block_tops, top, low, count, max(need, 1), by_count, weights, ids)
+    return pick(weights, min(np.int64(chance * total), total - 1))
+
+
+@njit(**INSIDE)
+def weigh(row, block_tops, top, low, temperature, least, weights):
+    """Fill weights [vocab]; returns how many are not 0, and their sum. Weights under `least` become 0.
+
+    exp(-d) = 2**-k * exp(r) with k the nearest whole number, so |r| <= ln(2) / 2 and Taylor to r**8 / 8! leaves 2e-10.
+    """
+    bits_per_unit = 1.0 / (math.log(2.0) * temperature)
+    highest = np.float64(top)
+    count, total = np.int64(0), np.int64(0)
+    for block in range(block_tops.shape[0]):
+        start, stop = span(block, row.shape[0])
+        if block_tops[block] < low:
+            for i in range(start, stop):
+                weights[i] = 0
+            continue
+        for i in range(start, stop):
+            depth = (highest - np.float64(row[i])) * bits_per_unit
+            depth = depth if depth < 62.0 else 62.0
+            shift = np.int64(depth + 0.5)
+            r = (np.float64(shift) - depth) * math.log(2.0)
+            e = 1.0 + r / 8.0
+            e = 1.0 + r * e * (1.0 / 7.0)
+            e = 1.0 + r * e * (1.0 / 6.0)
+            e = 1.0 + r * e * (1.0 / 5.0)
+            e = 1.0 + r * e * 0.25
+            e = 1.0 + r * e * (1.0 / 3.0)
+            e = 1.0 + r * e * 0.5
+            e = 1.0 + r * e
+            weight = np.int64(e * WEIGHT_ONE) >> shift
+            weight = weight if weight >= least else 0
+            weights[i] = weight
+            total += weight
+            count += weight > 0
+    return count, total
+
+
+@njit(**MERGED)
+def keep_first(row, block_tops, top, low, count, need, by_count, weights, ids):
+    """Keep the shortest run of candidates, likeliest first, that reaches `need` (tokens, or weight).
+
+    Returns how many are kept, their weight and their least logit; the others' weights become 0.
+    Likelier means a larger logit, then a lower id. All `count` candidates have a logit of at least `low`.
+    """
+    last_logit, last_id = boundary(row, block_tops, top, low, count, need, by_count, weights, ids)
+    count, total = np.int64(0), np.int64(0)
+    for i in range(row.shape[0]):
+        keep = row[i] > last_logit or (row[i] == last_logit and i <= last_id)
+        weight = weights[i] if keep else 0
+        weights[i] = weight
+        total += weight
+        count += weight > 0
+    return count, total, last_logit
+
+
+@njit(**INSIDE)
+def boundary(row, block_tops, top, low, count, need, by_count, weights, ids):
+    """The logit and the id of the last candidate that keep_first keeps.
+
+    Halves the bracket [low, high) that holds it until few are inside, or all inside are equal.
+    """
+    high, count_above, amount_above = np.float32(np.inf), np.int64(0), np.int64(0)
+    middle = top
+    while count - count_above > BRACKET and low < middle < high:
+        inside, weight = measure(row, block_tops, middle, weights)
+        amount = inside if by_count else weight
+        if amount >= need:
+            low, count = middle, inside
+        else:
+            high, count_above, amount_above = middle, inside, amount
+        middle = low + (min(high, top) - low) * np.float32(0.5)
+    if count - count_above > BRACKET:
+        return low, last_of_equals(row, low, need - amount_above, by_count, weights)
+    for place in range(likeliest_first(row, block_tops, low, high, weights, ids)):
+        last = ids[place]
+        amount_above += 1 if by_count else weights[last]
+        if amount_above >= need:
+            break
+    return row[last], last
+
+
+@njit(**INSIDE)
+def measure(row, block_tops, threshold, weights):
+    """How many candidates have a logit of at least the threshold, and their weight."""
+    count, total = np.int64(0), np.int64(0)
+    for block in range(block_tops.shape[0]):
+        if block_tops[block] >= threshold:
+            start, stop = span(block, row.shape[0])
+            for i in range(start, stop):
+                weight = weights[i] if row[i] >= threshold else 0
+                total += weight
+                count += weight > 0
+    return count, total
+
+
+@njit(**INSIDE)
+def last_of_equals(row, logit, need, by_count, weights):
+    """The id at which the candidates with exactly this logit, lowest id first, reach `need`."""
+    for i in range(row.shape[0]):
+        if row[i] == logit and weights[i] > 0:
+            need -= 1 if by_count else weights[i]
+            if need <= 0:
+                return i
+    return row.shape[0]
+
+
+@njit(**INSIDE)
+def likeliest_first(row, block_tops, low, high, weights, ids):
+    """Fill ids with the at most BRACKET candidates with low <= logit < high, likeliest first; returns how many."""
+    found = 0
+    for block in range(block_tops.shape[0]):
+        if block_tops[block] >= low:
+            start, stop = span(block, row.shape[0])
+            for i in range(start, stop):
+                if low <= row[i] < high and weights[i] > 0:
+                    place = found
+                    while place > 0 and row[ids[place - 1]] < row[i]:
+                        ids[place] = ids[place - 1]
+                        place -= 1
+                    ids[place] = i
+                    found += 1
+    return found
+
+
+@njit(**INSIDE)
+def pick(weights, target):
+    """The token in whose share of the summed weights, taken by rising id, the target falls."""
+    for block in range(-(-weights.shape[0] // BLOCK)):
+        start, stop = span(block, weights.shape[0])
+        total = np.int64(0)
+        for i in range(start, stop):
+            total += weights[i]
+        if target < total:
+            for i in range(start, stop):
+                target -= weights[i]
+                if target < 0:
+                    return np.int64(i)
+        target -= total
+    return NOT_FINITE
