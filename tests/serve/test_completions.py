@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tiny_engine import IM_END, ids, make_engine, run, tokenizer_with
+from tiny_engine import IM_END, GatedRunner, ids, make_engine, run, steps_of, tokenizer_with
 from tiny_server import NOW, ask, chunks_of, events_of, started
 
 PATH = "/v1/completions"
@@ -208,19 +208,22 @@ def test_a_forward_that_fails_is_a_500_or_an_error_event_without_done(step, capl
     assert "secret" not in streamed.text + response.text
 
 
-def test_a_fault_of_one_prompt_aborts_its_siblings_and_leaves_no_blocks_behind():
-    engine = make_engine(faults={"cmpl-0-1": 2})
+def test_a_fault_of_one_prompt_aborts_its_siblings_within_a_step():
+    engine = make_engine(wrap=GatedRunner, faults={"cmpl-0-1": 2})
 
     async def test():
         async with started(engine) as (_, client):
+            engine.runner.let_through(3)
             body = {"prompt": ["a", "b", "c"], "max_tokens": 100, "ignore_eos": True}
             response = await client.post(PATH, json=body)
             assert response.status_code == 500
             assert response.json()["error"]["message"] == "the logits are not finite"
+            engine.runner.open_for_good()
             assert (await client.post(PATH, json={"prompt": "a", "max_tokens": 1})).status_code == 200
 
     run(test())
-    assert len(engine.runner.outputs) < 20
+    assert steps_of(engine.runner.inner, "cmpl-0-1") == 3
+    assert all(steps_of(engine.runner.inner, f"cmpl-0-{index}") <= 4 for index in (0, 2))
     assert engine.scheduler.pool.num_free == 64
 
 

@@ -18,6 +18,10 @@ def completion(**fields):
     return CompletionRequest.model_validate({"prompt": "hi", **fields})
 
 
+def chat(**fields):
+    return ChatCompletionRequest.model_validate({"messages": HELLO, **fields})
+
+
 def post(path, **body):
     base = {"prompt": "hi"} if path == "/v1/completions" else {"messages": HELLO}
     return ask(make_engine(), path, {**base, **body})
@@ -45,14 +49,13 @@ def test_every_sampling_field_reaches_the_engine():
     assert EVERY_FIELD.keys() == {field.name for field in fields(SamplingParams)}
     expected = SamplingParams(**{**EVERY_FIELD, "stop": ("x",), "stop_token_ids": (7,)})
     assert completion(**EVERY_FIELD).sampling() == expected
-    assert ChatCompletionRequest.model_validate({"messages": HELLO, **EVERY_FIELD}).sampling() == expected
+    assert chat(**EVERY_FIELD).sampling() == expected
 
 
 def test_null_and_absent_are_the_defaults_of_the_api():
     for given in ({}, dict.fromkeys(EVERY_FIELD)):
         assert completion(**given).sampling() == SamplingParams(max_tokens=16, temperature=1.0)
-        chat = ChatCompletionRequest.model_validate({"messages": HELLO, **given})
-        assert chat.sampling() == SamplingParams(max_tokens=None, temperature=1.0)
+        assert chat(**given).sampling() == SamplingParams(max_tokens=None, temperature=1.0)
 
 
 BAD_VALUES = [
@@ -110,17 +113,26 @@ UNSUPPORTED_CHAT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("path", "name", "value"),
-    [("/v1/completions", *item) for item in UNSUPPORTED_COMPLETION.items()]
-    + [("/v1/chat/completions", *item) for item in UNSUPPORTED_CHAT.items()],
-)
-def test_what_is_not_supported_is_refused_by_name(path, name, value):
-    for stream in (False, True):
-        response = post(path, stream=stream, **{name: value})
-        assert response.status_code == 400
-        assert response.json()["error"]["param"] == name
-        assert f"{name} is not supported" in response.json()["error"]["message"]
+@pytest.mark.parametrize(("name", "value"), UNSUPPORTED_COMPLETION.items())
+def test_a_completion_refuses_by_name_what_is_not_supported(name, value):
+    with pytest.raises(InvalidRequestError, match=f"{name} is not supported") as caught:
+        completion(**{name: value})
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize(("name", "value"), UNSUPPORTED_CHAT.items())
+def test_a_chat_refuses_by_name_what_is_not_supported(name, value):
+    with pytest.raises(InvalidRequestError, match=f"{name} is not supported") as caught:
+        chat(**{name: value})
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refusal_is_a_400_streamed_or_not(path, stream):
+    response = post(path, stream=stream, n=2)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "n"
 
 
 @pytest.mark.parametrize(("path", "table"), [("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)])
