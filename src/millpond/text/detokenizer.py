@@ -12,8 +12,8 @@ class Detokenizer:
     """The text of one growing output; constant work per token.
 
     All deltas and finish() joined are exactly `tokenizer.decode` of all the tokens. A character is given out with
-    its last byte, and bytes that can no longer become one at once as U+FFFD, so that at most three bytes are ever
-    held back: the text is at most three tokens late (special tokens that are skipped carry no text and do not count).
+    its last byte, and bytes that cannot become one as U+FFFD. At most three bytes are ever held back, so the text is
+    at most three tokens late (special tokens that are skipped carry no text and do not count).
     """
 
     __slots__ = ("_decoder", "_skipped", "_tokenizer")

@@ -70,11 +70,8 @@ class _Matcher:
             length = self._shorter[length - 1]
         if self.text[length] == character:
             length += 1
-        if length == len(self.text):
-            self.length = 0
-            return True
         self.length = length
-        return False
+        return length == len(self.text)
 
 
 def _border_lengths(text: str) -> list[int]:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|end_of_turn|>", "<end_of_turn>")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Tokenizer:
     """A tokenizer, safe to use from several threads at once. Build it with `from_gguf`.
 

@@ -45,7 +45,7 @@ def _byte_alphabet() -> dict[str, int]:
 BYTE_OF: Mapping[str, int] = _byte_alphabet()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Vocabulary:
     """tokens[i] and types[i] are the text and the TokenType of id i; merges are in order of rank.
 
