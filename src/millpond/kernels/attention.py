@@ -1,0 +1,192 @@
+"""Paged attention: each query row against the blocks of its sequence, in block order, whatever the batch.
+
+A block holds 16 positions. Its keys and values are laid out for the tiles, per K/V head:
+
+    bfloat16   keys [head_dim/2][16][2]: pairs of dimensions, positions along the vector
+               values [8][head_dim][2]: pairs of positions, dimensions along the vector
+    float32    keys [head_dim][16], values [16][head_dim]
+
+For each row: scores over all its blocks, a softmax over its context, then the weighted sum of the values.
+"""
+
+import numpy as np
+from llvmlite.ir import Constant
+from numba import njit, types
+from numba.extending import intrinsic
+
+from millpond.kernels.link import call
+from millpond.kernels.simd import F32, I32, I64, V16F32, V16I32, Ir, address, put_float
+
+BLOCK = 16
+TILE_ROWS = 6
+GROUP_TOKENS = 8  # consecutive tokens of one sequence that attend together and share each K/V load
+
+
+@intrinsic(prefer_literal=True)
+def score_tile(typingctx, avx512, bf16, rows, q, ldq, k, scores, ldscores, scale, head_dim):
+    """scores[0:rows, 0:16] = scale * q @ k for one block. q: rows of bfloat16 or float32, as the cache."""
+    avx512_, bf16_, rows_ = avx512.literal_value, bf16.literal_value, rows.literal_value
+
+    def codegen(context, builder, signature, args):
+        ir = Ir(builder, avx512_)
+        q, ldq, k, scores, ldscores, scale, head_dim = args[3:]
+        q_row = [ir.at(q, builder.mul(ldq, I64(r))) for r in range(rows_)]
+        steps = 8
+
+        def some_dims(i, acc):
+            acc = [list(acc[:rows_]), list(acc[rows_:])]  # two chains hide the latency
+            for d in range(steps):
+                key = ir.load(V16I32 if bf16_ else V16F32, ir.at(k, ir.times(i, 64 * steps)), 64 * d)
+                for r in range(rows_):
+                    query = ir.load_splat(I32 if bf16_ else F32, ir.at(q_row[r], ir.times(i, 4 * steps)), 4 * d)
+                    chain = acc[d % 2]
+                    chain[r] = ir.dot_bf16(chain[r], key, query) if bf16_ else ir.fma(key, query, chain[r])
+            return acc[0] + acc[1]
+
+        count = builder.sdiv(head_dim, I64(2 * steps if bf16_ else steps))
+        acc = ir.loop(count, [ir.zero()] * (2 * rows_), some_dims)
+        factor = ir.splat(scale)
+        for r in range(rows_):
+            total = builder.fmul(builder.fadd(acc[r], acc[rows_ + r]), factor)
+            ir.store(total, ir.at(scores, builder.mul(ldscores, I64(r))))
+        return context.get_dummy_value()
+
+    args = [types.int64] * 5 + [types.float32, types.int64]
+    return types.void(avx512, bf16, rows, *args), codegen
+
+
+@intrinsic(prefer_literal=True)
+def softmax_row(typingctx, bf16, scores, length, blocks):
+    """exp(scores[i] - max) for i < length, 0 from there to 16 * blocks, written over the scores; returns 1 / sum.
+
+    What is written has the cache's type; a bfloat16 row takes the first half of the room of its scores.
+    """
+    bf16_ = bf16.literal_value
+
+    def codegen(context, builder, signature, args):
+        ir = Ir(builder)
+        scores, length, blocks = args[1:]
+        lanes = Constant(V16I32, list(range(16)))
+        own_blocks = builder.sdiv(builder.add(length, I64(BLOCK - 1)), I64(BLOCK))
+        lowest = ir.const(V16F32, -3.0e38)
+
+        def score(i):
+            left = builder.trunc(builder.sub(length, ir.times(i, BLOCK)), I32)
+            inside = builder.icmp_signed("<", lanes, ir.splat(left))
+            return ir.load(V16F32, ir.at(scores, ir.times(i, 64))), inside
+
+        def larger(i, acc):
+            value, inside = score(i)
+            return [ir.select_max(builder.select(inside, value, lowest), acc[0])]
+
+        (peak,) = ir.loop(own_blocks, [lowest], larger)
+        peak = ir.splat(ir.reduce(ir.select_max, peak))
+
+        def put(value, i):
+            if bf16_:
+                ir.store(ir.to_bf16(value), ir.at(scores, ir.times(i, 32)))
+            else:
+                ir.store(value, ir.at(scores, ir.times(i, 64)))
+
+        def exponentials(i, acc):
+            value, inside = score(i)
+            value = builder.select(inside, ir.exp(builder.fsub(value, peak)), ir.zero())
+            put(value, i)
+            return [builder.fadd(acc[0], value)]
+
+        (total,) = ir.loop(own_blocks, [ir.zero()], exponentials)
+        total = ir.reduce(builder.fadd, total)
+        rest = builder.sub(blocks, own_blocks)
+        with builder.if_then(builder.icmp_signed(">", rest, I64(0))):
+            ir.loop(rest, [], lambda i, _: put(ir.zero(), builder.add(own_blocks, i)) or [])
+        return builder.fdiv(F32(1.0), total)
+
+    return types.float32(bf16, *[types.int64] * 3), codegen
+
+
+@intrinsic(prefer_literal=True)
+def value_tile(typingctx, avx512, bf16, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim):
+    """o[r, 0:16 * vectors] = factors[r] * p[r] @ values over a sequence's blocks; table: int64 block numbers."""
+    avx512_, bf16_ = avx512.literal_value, bf16.literal_value
+    rows_, vectors_ = rows.literal_value, vectors.literal_value
+
+    def codegen(context, builder, signature, args):
+        ir = Ir(builder, avx512_)
+        p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim = args[4:]
+        p_row = [ir.at(p, builder.mul(ldp, I64(r))) for r in range(rows_)]
+        row_bytes = ir.times(head_dim, 4)
+
+        def block(i, acc):
+            acc = list(acc)
+            number = ir.load(I64, ir.at(table, ir.times(i, 8)))
+            values = ir.at(v, builder.mul(number, block_bytes))
+            for step in range(BLOCK // 2 if bf16_ else BLOCK):
+                row = ir.at(values, builder.mul(row_bytes, I64(step)))
+                loaded = [ir.load(V16I32 if bf16_ else V16F32, row, 64 * j) for j in range(vectors_)]
+                for r in range(rows_):
+                    at = ir.at(p_row[r], ir.times(i, BLOCK * (2 if bf16_ else 4)))
+                    weight = ir.load_splat(I32 if bf16_ else F32, at, 4 * step)
+                    for j in range(vectors_):
+                        x = r * vectors_ + j
+                        dot = ir.dot_bf16 if bf16_ else lambda acc, x, y: ir.fma(x, y, acc)
+                        acc[x] = dot(acc[x], loaded[j], weight)
+            return acc
+
+        acc = ir.loop(blocks, [ir.zero()] * (rows_ * vectors_), block)
+        for r in range(rows_):
+            factor = ir.load_splat(F32, factors, 4 * r)
+            for j in range(vectors_):
+                ir.store(builder.fmul(acc[r * vectors_ + j], factor), ir.at(o, builder.mul(ldo, I64(r))), 64 * j)
+        return context.get_dummy_value()
+
+    return types.void(avx512, bf16, rows, vectors, *[types.int64] * 10), codegen
+
+
+@njit(cache=True, nogil=True)
+def score(avx512, bf16, rows, q, ldq, k, scores, ldscores, scale, head_dim):
+    """score_tile as a function to be compiled on its own, once for each (avx512, bf16, rows)."""
+    score_tile(avx512, bf16, rows, q, ldq, k, scores, ldscores, scale, head_dim)
+
+
+@njit(cache=True, nogil=True)
+def softmax(bf16, scores, length, blocks, factor):
+    """softmax_row as a function to be compiled on its own; 1 / sum goes to the float32 at address `factor`."""
+    put_float(factor, softmax_row(bf16, scores, length, blocks))
+
+
+@njit(cache=True, nogil=True)
+def value(avx512, bf16, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim):
+    """value_tile as a function to be compiled on its own, once for each (avx512, bf16, rows, vectors)."""
+    value_tile(avx512, bf16, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim)
+
+
+@njit(cache=True, nogil=True)
+def attend(tiles, keys, values, kv_head, rows, per_token, length, table, q, o, head_dim, scores, factors):
+    """`rows` query rows of one K/V head and one sequence, `per_token` rows a token, consecutive tokens.
+
+    keys, values: one layer's cache [blocks, kv_heads, ...]. The first token's context is `length` positions, the next
+    one's one more. table: int64, the sequence's blocks. q, o: addresses of the rows, head_dim elements each (the
+    cache's type; float32). scores: float32 scratch [rows, >= 16 * blocks]; factors: float32 [rows].
+    """
+    blocks = (length + rows // per_token - 1 + BLOCK - 1) // BLOCK
+    k, v = address(keys) + kv_head * keys.strides[1], address(values) + kv_head * values.strides[1]
+    q_bytes, o_bytes, score_bytes = head_dim * keys.itemsize, head_dim * 4, scores.strides[0]
+    scale = np.float32(1) / np.sqrt(np.float32(head_dim))
+    for b in range(blocks):
+        k_b = k + table[b] * keys.strides[0]
+        for r in range(0, rows, TILE_ROWS):
+            n, at_q, at_s = min(TILE_ROWS, rows - r), q + r * q_bytes, address(scores) + r * score_bytes + 64 * b
+            call(tiles.score[n], 0, 0, n, at_q, q_bytes, k_b, at_s, score_bytes, scale, head_dim)
+    for r in range(rows):
+        at_s = address(scores) + r * score_bytes
+        call(tiles.softmax, 0, at_s, length + r // per_token, blocks, address(factors) + 4 * r)
+    for r in range(0, rows, TILE_ROWS):
+        n, p, f = min(TILE_ROWS, rows - r), address(scores) + r * score_bytes, address(factors) + 4 * r
+        dim, at_o = 0, o + r * o_bytes
+        while dim < head_dim:
+            vectors = 4 if dim + 64 <= head_dim else 1  # 64 or 16 dimensions, each 4 bytes of a row in both layouts
+            call(
+                tiles.value[n, vectors], 0, 0, n, vectors, p, score_bytes, address(table), blocks, v + 4 * dim,
+                values.strides[0], f, at_o + 4 * dim, o_bytes, head_dim,
+            )
+            dim += 16 * vectors

@@ -1,0 +1,196 @@
+"""What happens to one row between the matrix products: norms, rotation, activation, quantisation, the K/V write."""
+
+import numpy as np
+from numba import njit, types
+from numba.extending import intrinsic
+
+from millpond.kernels.matmul import BF16, GROUP, U8
+from millpond.kernels.simd import F32, I32, I64, V16F32, V16I8, V16I32, Ir, address, float_bits
+
+# Sums may be taken in another order (one order per loop, the same for every row); NaN and infinity stay what they are.
+RELAXED = {"reassoc", "contract", "nsz"}
+
+
+@intrinsic
+def quantise_group(typingctx, x, codes, sums):
+    """32 floats at x to signed 8-bit codes = round(x / scale), scale = max |x| / 127; sums = [scale, scale * sum(codes)].
+
+    A value that is not finite makes the scale not finite, so that it shows in whatever is computed from the group.
+    """
+
+    def codegen(context, builder, signature, args):
+        ir, (x, codes, sums) = Ir(builder), args
+        low, high = ir.load(V16F32, x), ir.load(V16F32, x, 64)
+        magnitude = ir.const(V16I32, 0x7FFFFFFF)
+        # as integers the magnitudes have the same order, and NaN comes out on top
+        a, b = (builder.and_(builder.bitcast(v, V16I32), magnitude) for v in (low, high))
+        larger = lambda p, q: builder.select(builder.icmp_signed(">", p, q), p, q)  # noqa: E731
+        peak = builder.bitcast(ir.reduce(larger, larger(a, b)), F32)
+        scale = builder.fmul(peak, F32(np.float32(1 / 127)))
+        is_zero = builder.fcmp_ordered("==", peak, F32(0.0))
+        inverse = ir.splat(builder.select(is_zero, F32(0.0), builder.fdiv(F32(127.0), peak)))
+        # adding 1.5 * 2**23 leaves the nearest integer in the low bits
+        magic, magic_bits = ir.const(V16F32, 12582912.0), ir.const(V16I32, 0x4B400000)
+        total = ir.const(V16I32, 0)
+        for i, v in enumerate((low, high)):
+            rounded = builder.bitcast(builder.fadd(builder.fmul(v, inverse), magic), V16I32)
+            integer = builder.sub(rounded, magic_bits)
+            ir.store(builder.trunc(integer, V16I8), codes, 16 * i)
+            total = builder.add(total, integer)
+        total = builder.sitofp(ir.reduce(builder.add, total), F32)
+        ir.store(scale, sums)
+        ir.store(builder.fmul(scale, total), sums, 4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), codegen
+
+
+@intrinsic
+def round_row(typingctx, x, target, count):
+    """16 * count floats at x to bfloat16 at target."""
+
+    def codegen(context, builder, signature, args):
+        ir, (x, target, count) = Ir(builder), args
+
+        def some(i, _):
+            ir.store(ir.to_bf16(ir.load(V16F32, ir.at(x, ir.times(i, 64)))), ir.at(target, ir.times(i, 32)))
+            return []
+
+        ir.loop(count, [], some)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), codegen
+
+
+@intrinsic
+def copy_row(typingctx, x, target, count):
+    """16 * count floats at x to target."""
+
+    def codegen(context, builder, signature, args):
+        ir, (x, target, count) = Ir(builder), args
+
+        def some(i, _):
+            ir.store(ir.load(V16F32, ir.at(x, ir.times(i, 64))), ir.at(target, ir.times(i, 64)))
+            return []
+
+        ir.loop(count, [], some)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), codegen
+
+
+@intrinsic
+def swiglu_row(typingctx, gate, up, target, count):
+    """target = silu(gate) * up for 16 * count floats; silu(x) = x / (1 + exp(-x))."""
+
+    def codegen(context, builder, signature, args):
+        ir, (gate, up, target, count) = Ir(builder), args
+        one, most = ir.const(V16F32, 1.0), ir.const(V16F32, 88.0)
+
+        def some(i, _):
+            x, u = (ir.load(V16F32, ir.at(p, ir.times(i, 64))) for p in (gate, up))
+            negative = builder.fsub(ir.const(V16F32, -0.0), x)
+            e = ir.exp(builder.select(builder.fcmp_ordered(">", negative, most), most, negative))
+            ir.store(builder.fmul(builder.fdiv(x, builder.fadd(one, e)), u), ir.at(target, ir.times(i, 64)))
+            return []
+
+        ir.loop(count, [], some)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), codegen
+
+
+@njit(cache=True, nogil=True)
+def prepare(kind, x, depth, target, sums):
+    """The row of floats at address x as the input of a linear layer of the given kind, at address target.
+
+    Affine kinds take signed 8-bit codes with [scale, scale * sum] for each group of 32 at address sums.
+    """
+    if kind <= U8:
+        for g in range(depth // GROUP):
+            quantise_group(x + g * 128, target + g * GROUP, sums + g * 8)
+    elif kind == BF16:
+        round_row(x, target, depth // 16)
+    else:
+        copy_row(x, target, depth // 16)
+
+
+@njit(cache=True, nogil=True, fastmath=RELAXED)
+def rms_norm(x, gain, epsilon, target):
+    """target = x / sqrt(mean(x**2) + epsilon) * gain; float32 rows."""
+    total = np.float32(0)
+    for i in range(gain.size):
+        total += x[i] * x[i]
+    factor = np.float32(1) / np.sqrt(total / np.float32(gain.size) + epsilon)
+    for i in range(gain.size):
+        target[i] = x[i] * factor * gain[i]
+
+
+@njit(cache=True, nogil=True)
+def rotate(x, cosine, sine, target):
+    """Rotary embedding of one head: pairs are (x[i], x[i + half]); cosine, sine: float32 [half] of the position."""
+    half = cosine.size
+    for i in range(half):
+        a, b = x[i], x[i + half]
+        target[i] = a * cosine[i] - b * sine[i]
+        target[i + half] = b * cosine[i] + a * sine[i]
+
+
+@njit(cache=True, nogil=True)
+def to_bf16(x):
+    """A float32 as bfloat16 bits, to nearest even."""
+    bits = np.int64(float_bits(x)) & 0xFFFFFFFF
+    return np.uint16((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
+
+
+@intrinsic
+def put_query(typingctx, x, target, count):
+    """16 * count floats at x into a row of queries, in the cache's type (target: its 1-d array)."""
+    bf16 = target.dtype == types.uint16
+
+    def codegen(context, builder, signature, args):
+        ir, (x, target, count) = Ir(builder), args
+        where = builder.ptrtoint(context.make_array(signature.args[1])(context, builder, target).data, I64)
+
+        def some(i, _):
+            value = ir.load(V16F32, ir.at(x, ir.times(i, 64)))
+            if bf16:
+                ir.store(ir.to_bf16(value), ir.at(where, ir.times(i, 32)))
+            else:
+                ir.store(value, ir.at(where, ir.times(i, 64)))
+            return []
+
+        ir.loop(count, [], some)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, target, types.int64), codegen
+
+
+@njit(cache=True, nogil=True)
+def write_key(x, block, offset):
+    """Put a head's key at one of the 16 positions of its block (layouts in attention.py; bfloat16 has the pairs' axis)."""
+    if block.ndim == 3:
+        for d in range(block.shape[0]):
+            block[d, offset, 0] = to_bf16(x[2 * d])
+            block[d, offset, 1] = to_bf16(x[2 * d + 1])
+    else:
+        for d in range(block.shape[0]):
+            block[d, offset] = x[d]
+
+
+@njit(cache=True, nogil=True)
+def write_value(x, block, offset, cleared):
+    """Put a head's value at one of the 16 positions of its block, and zeros at the next `cleared` positions.
+
+    What is beyond a sequence's end in its last block is multiplied by 0, so it must not be a leftover (which may be
+    not a number).
+    """
+    if block.ndim == 3:
+        for d in range(block.shape[1]):
+            block[offset // 2, d, offset % 2] = to_bf16(x[d])
+        for after in range(offset + 1, offset + 1 + cleared):
+            block[after // 2, :, after % 2] = 0
+    else:
+        for d in range(block.shape[1]):
+            block[offset, d] = x[d]
+        block[offset + 1 : offset + 1 + cleared] = 0

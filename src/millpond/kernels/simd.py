@@ -1,0 +1,241 @@
+"""A small vector language over LLVM IR: 16 lanes, addresses as integers, AVX512's dot products or a portable spelling.
+
+The tiles in this package are Python functions that emit code through an `Ir`; no fast-math flag is ever set
+on what they emit, so a row's result is the same whatever tile it went through.
+"""
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+I8, I16, I32, I64, F32, F16 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.HalfType()
+LANES = 16
+
+
+def vector(element, lanes=LANES):
+    return ir.VectorType(element, lanes)
+
+
+class _BFloat(ir.types.Type):
+    """llvmlite has no bfloat type; LLVM does."""
+
+    def _to_string(self):
+        return "bfloat"
+
+    def __eq__(self, other):
+        return isinstance(other, _BFloat)
+
+    def __hash__(self):
+        return hash("bfloat")
+
+
+V16F32, V16I32, V16I16, V16I8, V64I8 = vector(F32), vector(I32), vector(I16), vector(I8), vector(I8, 64)
+V16F16, V32BF16 = vector(F16), ir.VectorType(_BFloat(), 32)
+
+
+class Ir:
+    """Emits 16-lane vector code through a llvmlite builder, with AVX512's own dot products or portably."""
+
+    def __init__(self, builder, avx512=False):
+        self.b = builder
+        self.avx512 = avx512
+
+    # ---- constants, memory ----------------------------------------------------------------------------
+    def const(self, ty, value):
+        return ir.Constant(ty, [value] * ty.count)
+
+    def zero(self):
+        return self.const(V16F32, 0.0)
+
+    def at(self, base, *offsets):
+        for offset in offsets:
+            if not isinstance(offset, int):
+                base = self.b.add(base, offset)
+            elif offset:
+                base = self.b.add(base, I64(offset))
+        return base
+
+    def times(self, value, factor):
+        return self.b.mul(value, I64(factor))
+
+    def load(self, ty, address, offset=0):
+        return self.b.load(self.b.inttoptr(self.at(address, offset), ty.as_pointer()), align=1)
+
+    def store(self, value, address, offset=0):
+        self.b.store(value, self.b.inttoptr(self.at(address, offset), value.type.as_pointer()), align=1)
+
+    def splat(self, value):
+        undefined = ir.Constant(vector(value.type), ir.Undefined)
+        first = self.b.insert_element(undefined, value, I32(0))
+        return self.b.shuffle_vector(first, undefined, ir.Constant(V16I32, [0] * LANES))
+
+    def load_splat(self, ty, address, offset=0):
+        return self.splat(self.load(ty, address, offset))
+
+    # ---- arithmetic -----------------------------------------------------------------------------------
+    def call(self, name, result, *args):
+        function = cgutils.get_or_insert_function(
+            self.b.module, ir.FunctionType(result, [a.type for a in args]), name
+        )
+        return self.b.call(function, args)
+
+    def fma(self, x, y, z):
+        return self.call("llvm.fma.v16f32", V16F32, x, y, z)
+
+    def select_max(self, x, y):
+        """The larger of x and y; y where either is not a number."""
+        return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
+
+    def half_to_float(self, h):
+        """<16 x i16> holding float16 to <16 x float>, exactly. The portable spelling shifts the bits into a float32's
+        place and multiplies by 2**112, the difference of the exponents' biases."""
+        if self.avx512:
+            return self.b.fpext(self.b.bitcast(h, V16F16), V16F32)
+        wide = self.b.zext(h, V16I32)
+        magnitude = self.b.shl(self.b.and_(wide, self.const(V16I32, 0x7FFF)), self.const(V16I32, 13))
+        value = self.b.fmul(self.b.bitcast(magnitude, V16F32), self.const(V16F32, 2.0**112))
+        sign = self.b.shl(self.b.and_(wide, self.const(V16I32, 0x8000)), self.const(V16I32, 16))
+        return self.b.bitcast(self.b.or_(self.b.bitcast(value, V16I32), sign), V16F32)
+
+    def to_bf16(self, x):
+        """<16 x float> to bfloat16 bits <16 x i16>, to nearest even."""
+        bits = self.b.bitcast(x, V16I32)
+        odd = self.b.and_(self.b.lshr(bits, self.const(V16I32, 16)), self.const(V16I32, 1))
+        rounded = self.b.add(self.b.add(bits, self.const(V16I32, 0x7FFF)), odd)
+        return self.b.trunc(self.b.lshr(rounded, self.const(V16I32, 16)), V16I16)
+
+    def bf16_pair(self, x):
+        """The even and the odd bfloat16 of <16 x i32> as two <16 x float>."""
+        low = self.b.shl(x, self.const(V16I32, 16))
+        high = self.b.and_(x, self.const(V16I32, -65536))
+        return self.b.bitcast(low, V16F32), self.b.bitcast(high, V16F32)
+
+    def dot_u8s8(self, acc, weights, activations):
+        """acc[i] += sum over 4 bytes of unsigned weights[4i + k] * signed activations[4i + k]; <16 x i32> each."""
+        if self.avx512:
+            w, a = self.b.bitcast(weights, V64I8), self.b.bitcast(activations, V64I8)
+            return self.call("llvm.x86.avx512.vpdpbusd.512", V16I32, acc, w, a)
+        for k in range(4):
+            up, down = self.const(V16I32, 24 - 8 * k), self.const(V16I32, 24)
+            w = self.b.lshr(self.b.shl(weights, up), down)
+            a = self.b.ashr(self.b.shl(activations, up), down)
+            acc = self.b.add(acc, self.b.mul(w, a))
+        return acc
+
+    def dot_bf16(self, acc, x, y):
+        """acc[i] += x[2i] * y[2i] + x[2i + 1] * y[2i + 1]; x and y are <16 x i32> of bfloat16 pairs."""
+        if self.avx512:
+            x, y = self.b.bitcast(x, V32BF16), self.b.bitcast(y, V32BF16)
+            return self.call("llvm.x86.avx512bf16.dpbf16ps.512", V16F32, acc, x, y)
+        (x0, x1), (y0, y1) = self.bf16_pair(x), self.bf16_pair(y)
+        return self.fma(x0, y0, self.fma(x1, y1, acc))
+
+    def exp(self, x):
+        """e**x for x <= 88, to about 2 units in the last place, not a number where x is not: Cephes' polynomial on x - n ln 2, times 2**n."""
+        c = lambda value: self.const(V16F32, value)  # noqa: E731
+        x = self.b.select(self.b.fcmp_ordered("<", x, c(-87.0)), c(-87.0), x)
+        n = self.call("llvm.floor.v16f32", V16F32, self.fma(x, c(1.44269504), c(0.5)))
+        f = self.fma(n, c(2.12194440e-4), self.fma(n, c(-0.693359375), x))
+        y = c(1.9875691500e-4)
+        for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5):
+            y = self.fma(y, f, c(coefficient))
+        y = self.b.fadd(self.fma(self.b.fmul(f, f), y, f), c(1.0))
+        power = self.b.shl(self.b.add(self.b.fptosi(n, V16I32), self.const(V16I32, 127)), self.const(V16I32, 23))
+        return self.b.fmul(y, self.b.bitcast(power, V16F32))
+
+    def reduce(self, combine, value):
+        """One scalar from 16 lanes by a fixed tree: lanes i and i + 8, then 4, 2, 1."""
+        undefined = ir.Constant(value.type, ir.Undefined)
+        for step in (8, 4, 2, 1):
+            order = ir.Constant(V16I32, [(i + step) % LANES for i in range(LANES)])
+            value = combine(value, self.b.shuffle_vector(value, undefined, order))
+        return self.b.extract_element(value, I32(0))
+
+    # ---- control --------------------------------------------------------------------------------------
+    def loop(self, count, carried, body):
+        """carried = body(i, carried) for i in range(count), count at least 1; returns the last carried values."""
+        b, entry = self.b, self.b.block
+        head, done = b.append_basic_block("loop"), b.append_basic_block("done")
+        b.branch(head)
+        b.position_at_end(head)
+        i = b.phi(I64)
+        i.add_incoming(I64(0), entry)
+        phis = []
+        for value in carried:
+            phi = b.phi(value.type)
+            phi.add_incoming(value, entry)
+            phis.append(phi)
+        result = body(i, phis)
+        following = b.add(i, I64(1))
+        i.add_incoming(following, b.block)
+        for phi, value in zip(phis, result, strict=True):
+            phi.add_incoming(value, b.block)
+        b.cbranch(b.icmp_signed("<", following, count), head, done)
+        b.position_at_end(done)
+        return result
+
+
+# ---- scalar bits and addresses, for use in Numba functions ------------------------------------------------
+@intrinsic
+def address(typingctx, array):
+    """The address of an array's first element, as a signed integer (Numba would make float64 of unsigned + signed)."""
+
+    def codegen(context, builder, signature, args):
+        struct = context.make_array(signature.args[0])(context, builder, args[0])
+        return builder.ptrtoint(struct.data, I64)
+
+    return types.int64(array), codegen
+
+
+@intrinsic
+def float_bits(typingctx, x):
+    """The bits of a float32 as int32."""
+    return types.int32(types.float32), lambda context, builder, signature, args: builder.bitcast(args[0], I32)
+
+
+@intrinsic
+def float_from_bits(typingctx, x):
+    """The float32 with the given int32 bits."""
+    return types.float32(types.int32), lambda context, builder, signature, args: builder.bitcast(args[0], F32)
+
+
+@intrinsic
+def float_at(typingctx, where):
+    """The float32 at an address."""
+
+    def codegen(context, builder, signature, args):
+        return builder.load(builder.inttoptr(args[0], F32.as_pointer()))
+
+    return types.float32(types.int64), codegen
+
+
+@intrinsic
+def byte_at(typingctx, where):
+    """The unsigned byte at an address."""
+
+    def codegen(context, builder, signature, args):
+        return builder.zext(builder.load(builder.inttoptr(args[0], I8.as_pointer())), I64)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def short_at(typingctx, where):
+    """The unsigned 16-bit number at an address."""
+
+    def codegen(context, builder, signature, args):
+        return builder.zext(builder.load(builder.inttoptr(args[0], I16.as_pointer())), I64)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def put_float(typingctx, where, value):
+    """Store a float32 at an address."""
+
+    def codegen(context, builder, signature, args):
+        builder.store(args[1], builder.inttoptr(args[0], F32.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32), codegen

@@ -1,0 +1,154 @@
+"""How many threads, and how they walk a step together: one parallel region, phases, a spinning barrier between them.
+
+Inside a phase, work items are taken from a counter, so that a core that is slowed down by its neighbours takes fewer.
+Which thread does an item never changes the item's result.
+"""
+
+import os
+import platform
+import sys
+from pathlib import Path
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import njit, prange, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from millpond.errors import ConfigError
+from millpond.kernels.simd import I32, I64, address
+
+CACHE_LINE = 8  # int64 per 64 bytes: each counter has a line of its own
+SPINS_BEFORE_YIELD = 4096
+
+
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores that this process may use: its affinity, cut to the cgroup's quota (rounded up), never the host's count."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else (os.cpu_count() or 1)
+    quota = cgroup_quota(cgroup)
+    return max(1, cores if quota is None else min(cores, int(-(-quota // 1))))
+
+
+def cgroup_quota(cgroup: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """The cgroup's processor quota in cores (version 2's cpu.max, or version 1's pair of files); None where unlimited."""
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()[:2]
+    except (OSError, ValueError):
+        try:
+            quota = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text().strip()
+            period = (cgroup / "cpu" / "cpu.cfs_period_us").read_text().strip()
+        except OSError:
+            return None
+    if quota in ("max", "-1"):
+        return None
+    return int(quota) / int(period)
+
+
+def thread_count(setting: int | None) -> int:
+    """The number of threads to run with; raises ConfigError when more are asked for than Numba may start."""
+    most = numba.config.NUMBA_NUM_THREADS
+    if setting is not None and setting > most:
+        raise ConfigError(f"threads is {setting}, but this process may start at most {most}")
+    return setting or min(usable_cores(), most)
+
+
+def set_team(threads: int) -> int:
+    """Make parallel regions `threads` wide and check that so many really run at once; returns how many do.
+
+    The barrier would wait for ever for a thread that the runtime does not start.
+    """
+    numba.set_num_threads(threads)
+    sync = np.zeros(2 * CACHE_LINE, np.int64)
+    _roll_call(threads, sync)
+    if sync[CACHE_LINE] == threads:
+        return threads
+    numba.set_num_threads(1)
+    return 1
+
+
+@intrinsic
+def atomic_add(typingctx, where, amount):
+    """Add to the int64 at an address; returns the value before."""
+
+    def codegen(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], I64.as_pointer())
+        return builder.atomic_rmw("add", pointer, args[1], "acq_rel")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def atomic_load(typingctx, where):
+    """The int64 at an address, with everything that was written before it was stored."""
+
+    def codegen(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], I64.as_pointer())
+        return builder.load_atomic(pointer, "acquire", 8)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def relax(typingctx):
+    """Tell the processor that this is a spinning loop."""
+
+    def codegen(context, builder, signature, args):
+        if platform.machine() in ("x86_64", "AMD64"):
+            function = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.x86.sse2.pause"
+            )
+            builder.call(function, [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def give_way(typingctx):
+    """Let another thread have this core (nothing to do where there is no sched_yield)."""
+
+    def codegen(context, builder, signature, args):
+        if sys.platform != "win32":
+            function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(I32, []), "sched_yield")
+            builder.call(function, [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@njit(cache=True, nogil=True)
+def start_phases(sync):
+    """Set all counters to 0, before the threads start (a function of its own, or Numba makes it a parallel loop)."""
+    sync[:] = 0
+
+
+@njit(cache=True, nogil=True)
+def wait_for_all(sync, phase, threads):
+    """The end of phase `phase` (1, 2, ...): returns once every thread has come here. sync[0] counts arrivals."""
+    where, target, spins = address(sync), phase * threads, 0
+    atomic_add(where, 1)
+    while atomic_load(where) < target:
+        relax()
+        spins += 1
+        if spins % SPINS_BEFORE_YIELD == 0:
+            give_way()
+
+
+@njit(cache=True, nogil=True)
+def take(sync, phase, chunk):
+    """The first of the next `chunk` work items of a phase; each phase has its own counter."""
+    return atomic_add(address(sync) + 64 * phase, chunk)
+
+
+@njit(cache=True, nogil=True, parallel=True)
+def _roll_call(threads, sync):
+    for thread in prange(threads):
+        here = address(sync)
+        atomic_add(here, 1)
+        for spin in range(1000000):
+            if atomic_load(here) == threads:
+                atomic_add(here + 64, 1)
+                break
+            give_way()

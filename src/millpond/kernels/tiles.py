@@ -1,0 +1,55 @@
+"""The tiles that a model needs, each compiled on its own for this processor, as a table of addresses."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from millpond.kernels.attention import GROUP_TOKENS, TILE_ROWS, score, softmax, value
+from millpond.kernels.link import entry_point
+from millpond.kernels.matmul import ROWS, U4, U8, gemm, unpack
+
+
+class Tiles(NamedTuple):
+    """Addresses by literal: gemm [kind, rows], score [rows], value [rows, vectors]; and how many threads share a step."""
+
+    threads: int
+    gemm: NDArray[np.int64]
+    unpack: int
+    score: NDArray[np.int64]
+    softmax: int
+    value: NDArray[np.int64]
+
+
+def load_tiles(
+    isa: str, threads: int, *, kinds: Iterable[int], kv_dtype: type[np.generic], heads_per_kv: int, head_dim: int
+) -> Tiles:
+    """Compile, or load from the cache, the tiles for these kinds of weights, K/V type and shape of attention."""
+    avx512, bf16 = types.literal(int(isa == "avx512")), types.literal(int(kv_dtype is np.uint16))
+    ints = [types.int64] * 10
+    gemms = np.zeros((4, ROWS + 1), np.int64)
+    for kind in {*kinds} | ({U8} if U4 in kinds else set()):  # a 4-bit tile that is unpacked goes on as an 8-bit one
+        for rows in range(1, ROWS + 1):
+            gemms[kind, rows] = entry_point(gemm, avx512, types.literal(kind), types.literal(rows), *ints)
+    scores, values = np.zeros(TILE_ROWS + 1, np.int64), np.zeros((TILE_ROWS + 1, 5), np.int64)
+    for rows in attention_rows(heads_per_kv):
+        literal = types.literal(rows)
+        scores[rows] = entry_point(score, avx512, bf16, literal, *ints[:5], types.float32, types.int64)
+        for vectors in [4] * (head_dim >= 64) + [1] * (head_dim % 64 > 0):
+            values[rows, vectors] = entry_point(value, avx512, bf16, literal, types.literal(vectors), *ints)
+    return Tiles(
+        threads=threads,
+        gemm=gemms,
+        unpack=entry_point(unpack, *ints[:3]),
+        score=scores,
+        softmax=entry_point(softmax, bf16, *ints[:4]),
+        value=values,
+    )
+
+
+def attention_rows(heads_per_kv: int) -> set[int]:
+    """The numbers of query rows that a tile is called with, for groups of 1 to GROUP_TOKENS tokens."""
+    groups = [tokens * heads_per_kv for tokens in range(1, GROUP_TOKENS + 1)]
+    return {min(TILE_ROWS, rows - first) for rows in groups for first in range(0, rows, TILE_ROWS)}

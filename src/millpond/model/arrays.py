@@ -1,0 +1,137 @@
+"""What the compiled forward pass is given, as named tuples of arrays: weights, K/V cache, the step, scratch room."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.kernels.attention import BLOCK, GROUP_TOKENS
+from millpond.kernels.matmul import DESCRIPTOR_SIZE
+from millpond.kernels.pack import padded
+from millpond.kernels.threads import CACHE_LINE
+from millpond.model.config import ModelConfig
+from millpond.model.weights import LlamaWeights
+
+PHASES_PER_LAYER = 10
+PHASES_AROUND = 3  # embedding; the last norm; the head
+
+
+class Weights(NamedTuple):
+    """layers: int64 [layers, 4, 5] descriptors of q k v, o, gate up, down; cosine, sine: float32 [positions, head_dim / 2]."""
+
+    layers: NDArray[np.int64]
+    embedding: NDArray[np.int64]
+    head: NDArray[np.int64]
+    norms: NDArray[np.float32]
+    cosine: NDArray[np.float32]
+    sine: NDArray[np.float32]
+    epsilon: np.float32
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_size: int
+
+
+class KVCache(NamedTuple):
+    """keys, values [layers, blocks, kv_heads, ...]: uint16 (bfloat16 bits) or float32, laid out as attention.py draws."""
+
+    keys: NDArray[np.generic]
+    values: NDArray[np.generic]
+
+
+class Batch(NamedTuple):
+    """One step. tokens, positions, places: int64 [rows], a place being 16 * block + offset where the row's K/V goes.
+
+    cleared: int64 [rows], how many positions after the row's in its block are to be zeroed: those that nothing has
+    written yet, for the last row in a block that this step begins.
+    groups: int64 [groups, 4], each [first row, rows, sequence, context length of the first row]: up to GROUP_TOKENS
+    consecutive tokens of one sequence. tables: int64 [sequences, blocks]. sampled: int64, the rows whose logits are wanted.
+    """
+
+    tokens: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    places: NDArray[np.int64]
+    cleared: NDArray[np.int64]
+    groups: NDArray[np.int64]
+    tables: NDArray[np.int64]
+    sampled: NDArray[np.int64]
+
+
+class Scratch(NamedTuple):
+    """Room for one step of up to `rows` tokens; see new_scratch for the shapes."""
+
+    hidden: NDArray[np.float32]
+    inputs: NDArray[np.uint8]
+    sums: NDArray[np.float32]
+    qkv: NDArray[np.float32]
+    queries: NDArray[np.generic]
+    attended: NDArray[np.float32]
+    gate_up: NDArray[np.float32]
+    logits: NDArray[np.float32]
+    unpacked: NDArray[np.uint8]
+    row: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    factors: NDArray[np.float32]
+    sync: NDArray[np.int64]
+
+
+def new_weights(config: ModelConfig, weights: LlamaWeights, max_model_len: int) -> Weights:
+    """The addresses of packed weights (which must outlive the result) and the rotation tables up to max_model_len."""
+    layers = np.array([[each.descriptor() for each in layer] for layer in weights.layers], dtype=np.int64)
+    assert layers.shape == (config.num_layers, 4, DESCRIPTOR_SIZE)
+    half = config.head_dim // 2
+    exponents = (np.arange(half, dtype=np.float32) / np.float32(half)).astype(np.float64)
+    frequencies = config.rope_theta**-exponents / config.rope_scale
+    if weights.rope_factors is not None:
+        frequencies = frequencies / weights.rope_factors
+    # frequency and angle are rounded to float32 as in the reference implementation: at position 200 an exact angle
+    # alone would move the logits by half of the tolerance
+    angles = np.arange(max_model_len, dtype=np.float32)[:, None] * frequencies.astype(np.float32)
+    angles = angles.astype(np.float64)
+    return Weights(
+        layers=layers,
+        embedding=np.array(weights.embedding.descriptor(), dtype=np.int64),
+        head=np.array(weights.head.descriptor(), dtype=np.int64),
+        norms=weights.norms,
+        cosine=np.cos(angles).astype(np.float32),
+        sine=np.sin(angles).astype(np.float32),
+        epsilon=np.float32(config.norm_epsilon),
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        ffn_size=config.ffn_size,
+    )
+
+
+def new_kv_cache(config: ModelConfig, num_blocks: int, dtype: type[np.generic]) -> KVCache:
+    """Zeroed keys and values for num_blocks blocks of 16 positions; dtype uint16 (bfloat16 bits) or float32."""
+    shape = (config.num_layers, num_blocks, config.num_kv_heads)
+    if dtype is np.float32:
+        keys, values = (config.head_dim, BLOCK), (BLOCK, config.head_dim)
+        return KVCache(np.zeros(shape + keys, np.float32), np.zeros(shape + values, np.float32))
+    keys, values = (config.head_dim // 2, BLOCK, 2), (BLOCK // 2, config.head_dim, 2)
+    return KVCache(np.zeros(shape + keys, np.uint16), np.zeros(shape + values, np.uint16))
+
+
+def new_scratch(config: ModelConfig, kv_dtype: type[np.generic], *, rows: int, sampled: int, max_model_len: int,
+                threads: int) -> Scratch:
+    """Room for steps of up to `rows` tokens of which `sampled` want logits."""
+    depth = max(config.hidden_size, config.num_heads * config.head_dim, config.ffn_size)
+    width = config.heads_per_kv * config.head_dim
+    heads = config.num_heads + 2 * config.num_kv_heads
+    blocks, group_rows = -(-max_model_len // BLOCK), GROUP_TOKENS * config.heads_per_kv
+    return Scratch(
+        hidden=np.zeros((rows, padded(config.hidden_size)), np.float32),
+        inputs=np.zeros((max(rows, sampled), depth * 4), np.uint8),
+        sums=np.zeros((max(rows, sampled), depth // 16), np.float32),
+        qkv=np.zeros((rows, padded(heads * config.head_dim)), np.float32),
+        queries=np.zeros((config.num_kv_heads, rows, width), kv_dtype),
+        attended=np.zeros((config.num_kv_heads, rows, width), np.float32),
+        gate_up=np.zeros((rows, padded(2 * config.ffn_size)), np.float32),
+        logits=np.zeros((sampled, padded(config.vocab_size)), np.float32),
+        unpacked=np.zeros((threads, depth * 48), np.uint8),
+        row=np.zeros((threads, depth), np.float32),
+        scores=np.zeros((threads, group_rows, blocks * BLOCK), np.float32),
+        factors=np.zeros((threads, group_rows), np.float32),
+        sync=np.zeros((2 + PHASES_AROUND + PHASES_PER_LAYER * config.num_layers) * CACHE_LINE, np.int64),
+    )

@@ -1,0 +1,130 @@
+"""From a SchedulerOutput to sampled tokens: arrays, the forward pass, the sampler."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.core.step import RequestFault, SampledToken, ScheduledRequest, SchedulerOutput, StepResult
+from millpond.kernels.tiles import load_tiles
+from millpond.kernels.attention import BLOCK, GROUP_TOKENS
+from millpond.model.arrays import Batch, KVCache, Scratch, Weights, new_kv_cache, new_scratch, new_weights
+from millpond.model.config import ModelConfig
+from millpond.model.llama import forward, link_forward
+from millpond.model.weights import LlamaWeights
+from millpond.runner.sampler import Sampler
+
+
+class ModelRunner:
+    """Runs steps of one model on the CPU; owns its K/V cache and scratch. Not thread-safe: one step at a time.
+
+    block_size is the scheduler's, a multiple of the kernels' 16: a block of 32 is two of theirs, side by side.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        packed: LlamaWeights,
+        *,
+        isa: str,
+        threads: int,
+        dtype: str,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        vocab_size: int,
+    ) -> None:
+        self.config, self._packed = config, packed
+        self._max_rows, self._max_model_len, self._vocab_size = max_num_batched_tokens, max_model_len, vocab_size
+        self._per_block = block_size // BLOCK
+        self._kv_dtype = np.float32 if dtype == "float32" else np.uint16
+        self._weights: Weights = new_weights(config, packed, max_model_len)
+        self._cache: KVCache = new_kv_cache(config, num_blocks * self._per_block, self._kv_dtype)
+        self._scratch: Scratch = new_scratch(
+            config, self._kv_dtype, rows=max_num_batched_tokens, sampled=max_num_seqs, max_model_len=max_model_len,
+            threads=threads,
+        )
+        self._tiles = load_tiles(
+            isa, threads, kinds=packed.kinds, kv_dtype=self._kv_dtype, heads_per_kv=config.heads_per_kv,
+            head_dim=config.head_dim,
+        )
+        self._entry = link_forward(self._tiles, self._weights, self._cache, self._batch(()), self._scratch)
+        self.sampler = Sampler(max_num_seqs, vocab_size, self._scratch.logits.shape[1])
+
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        """Run one step; a request whose logits are not finite gets a fault instead of a token."""
+        for each in output.scheduled:
+            if each.admission is not None:
+                self.sampler.admit(each.slot, each.admission)
+        forward(self._entry, self._tiles, self._weights, self._cache, self._batch(output.scheduled), self._scratch)
+        sampling = [each for each in output.scheduled if each.samples]
+        if not sampling:
+            return StepResult(())
+        token_ids, bad = self.sampler.sample(
+            self._scratch.logits[: len(sampling)],
+            [each.slot for each in sampling],
+            [each.output_position for each in sampling],
+        )
+        results = list(zip(sampling, token_ids, bad, strict=True))
+        return StepResult(
+            tuple(SampledToken(each.request_id, token_id) for each, token_id, is_bad in results if not is_bad),
+            tuple(
+                RequestFault(each.request_id, "the model's logits are not finite numbers")
+                for each, _, is_bad in results
+                if is_bad
+            ),
+        )
+
+    def _batch(self, scheduled: Sequence[ScheduledRequest]) -> Batch:
+        tokens = np.array([token for each in scheduled for token in each.token_ids], dtype=np.int64)
+        widest = max((len(each.block_ids) for each in scheduled), default=0)
+        tables = np.zeros((len(scheduled), widest * self._per_block), np.int64)
+        positions, places, cleared = np.zeros((3, len(tokens)), np.int64)
+        groups, sampled, row = [], [], 0
+        for sequence, each in enumerate(scheduled):
+            count, first = len(each.token_ids), each.first_position
+            table = tables[sequence]
+            self._fill_table(table, each.block_ids)
+            own = np.arange(first, first + count)
+            positions[row : row + count] = own
+            places[row : row + count] = table[own // BLOCK] * BLOCK + own % BLOCK
+            last_offset = (first + count - 1) % BLOCK
+            if count > last_offset:  # the block of the last token begins in this chunk
+                cleared[row + count - 1] = BLOCK - 1 - last_offset
+            for start in range(0, count, GROUP_TOKENS):
+                groups.append((row + start, min(GROUP_TOKENS, count - start), sequence, first + start + 1))
+            row += count
+            if each.samples:
+                sampled.append(row - 1)
+        return Batch(tokens, positions, places, cleared, np.array(groups, np.int64).reshape(-1, 4), tables, np.array(sampled, np.int64))
+
+    def _fill_table(self, table: NDArray[np.int64], block_ids: Sequence[int]) -> None:
+        for part in range(self._per_block):
+            table[part : len(block_ids) * self._per_block : self._per_block] = block_ids
+        if self._per_block > 1:
+            used = len(block_ids) * self._per_block
+            table[:used] = table[:used] * self._per_block + np.arange(used) % self._per_block
+
+    def logits(self, token_ids: Sequence[int], chunk: int | None = None) -> NDArray[np.float32]:
+        """Logits [len(token_ids), vocab_size] of every position, through the paged cache in chunks of `chunk` tokens.
+
+        For evaluation and tests: it overwrites the cache's first blocks, so no request may be running.
+        """
+        chunk = min(chunk or self._max_rows, self._max_rows)
+        block_ids = tuple(range(-(-len(token_ids) // (BLOCK * self._per_block))))
+        scratch = self._scratch._replace(logits=np.zeros((chunk, self._scratch.logits.shape[1]), np.float32))
+        rows = []
+        for first in range(0, len(token_ids), chunk):
+            part = tuple(token_ids[first : first + chunk])
+            batch = self._batch([ScheduledRequest("eval", 0, first, part, block_ids, True, 0)])
+            batch = batch._replace(sampled=np.arange(len(part)))
+            forward(self._entry, self._tiles, self._weights, self._cache, batch, scratch)
+            rows.append(scratch.logits[: len(part), : self._vocab_size].copy())
+        return np.concatenate(rows)
+
+    def warm_up(self) -> None:
+        """Compile (or load) everything that a step can call, so that no request waits for it."""
+        self.logits([0])
+        self.sampler.warm_up()
