@@ -1,0 +1,37 @@
+"""Driving an AsyncEngine over a tiny engine from a test."""
+
+from __future__ import annotations
+
+from millpond.core.request import SamplingParams
+from millpond.engine.async_engine import AsyncEngine
+from tiny_engine import GatedRunner, ids, make_engine, run
+
+
+def sampling(max_tokens=5, **settings):
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **settings)
+
+
+async def collect(async_engine, request_id, prompt="hi", **settings):
+    return [output async for output in async_engine.generate(request_id, ids(prompt), sampling(**settings))]
+
+
+async def settle(async_engine):
+    """Return when everything sent so far has been drained: the answer to a request sent last."""
+    await collect(async_engine, "settle", max_tokens=1)
+
+
+def with_started(test, engine):
+    async def started():
+        async_engine = AsyncEngine(engine)
+        async_engine.start()
+        try:
+            return await test(async_engine)
+        finally:
+            await async_engine.shutdown()
+
+    return run(started())
+
+
+def gated(**settings):
+    engine = make_engine(wrap=GatedRunner, **settings)
+    return engine, engine.runner
