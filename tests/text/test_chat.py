@@ -134,7 +134,7 @@ def test_the_generation_tag_is_transparent():
 @pytest.mark.parametrize(
     "template",
     [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for a in range(40) %}{% for b in messages * 40 %}{% endfor %}{% endfor %}",
         "{% macro f(n) %}{{ f(n + 1) }}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
         "{% macro f(n) %}{% if n %}{% set a = f(n - 1) %}{% set b = f(n - 1) %}{% endif %}{% endmacro %}{{ f(60) }}",
         "{% for a in [[]] recursive %}{% set x = loop([a, a]) %}{% endfor %}",

@@ -56,6 +56,13 @@ def test_the_earlier_in_the_text_wins_though_listed_later():
     assert stops.matched == "lo"
 
 
+@pytest.mark.parametrize("stop", [["lo", "llo"], ["llo", "lo"]])
+def test_of_those_that_end_together_the_longest_wins(stop):
+    stops = StopStrings(stop)
+    assert stops.push("Hello world") == "He"
+    assert stops.matched == "llo"
+
+
 def test_the_text_ends_right_after_the_stop_string_when_it_is_included():
     assert StopStrings(["lo"], include=True).push("Hello world") == "Hello"
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -18,6 +20,15 @@ def test_ids_are_those_of_transformers_for_every_awkward_string(pre, smollm2_met
     expected = {case["text"]: case.get(pre, case["smollm"]) for case in golden["encode"]}
     # Without BOS: the demo file asks for none, and the key stays when `pre` is changed.
     assert {text: tokenizer.encode(text) for text in expected} == expected
+
+
+@pytest.fixture
+def without_forced_switches() -> Iterator[None]:
+    """A thread keeps the interpreter lock until it gives it away itself."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(100)
+    yield
+    sys.setswitchinterval(interval)
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "llama-bpe"])
@@ -82,6 +93,28 @@ def test_a_word_that_is_a_token_is_taken_whole_only_where_the_model_does_so(tiny
         for pre in ("llama-bpe", "gpt-2")
     }
     assert ids == {"llama-bpe": [265], "gpt-2": [97, 98, 99]}
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("smollm", [b"1", b"2", b"3", b"4"]),
+        ("qwen2", [b"1", b"2", b"3", b"4"]),
+        ("llama-bpe", [b"123", b"4"]),
+        ("gpt-2", [b"1234"]),
+    ],
+)
+def test_digits_are_kept_together_as_the_model_does_even_where_merges_would_join_more(pre, pieces, tiny_metadata):
+    before = tiny_metadata()
+    tokenizer = Tokenizer.from_gguf(
+        tiny_metadata(
+            pre=pre,
+            tokens=[*before["tokenizer.ggml.tokens"], "12", "123", "1234"],
+            token_type=[*before["tokenizer.ggml.token_type"], 1, 1, 1],
+            merges=["1 2", "12 3", "123 4"],
+        )
+    )
+    assert [tokenizer.token_bytes(each) for each in tokenizer.encode("1234", add_special_tokens=False)] == pieces
 
 
 @pytest.mark.parametrize(("adds", "expected"), [(True, [260, 259]), (False, [259]), (None, [259])])
@@ -202,7 +235,7 @@ def test_threads_that_encode_at_once_get_what_they_get_alone(smollm2, golden):
     assert together == [smollm2.encode(text) for text in texts]
 
 
-def test_other_threads_run_while_a_long_text_is_encoded(smollm2):
+def test_other_threads_run_while_a_long_text_is_encoded(smollm2, without_forced_switches):
     text = "The quick brown fox jumps over 13 lazy dogs. " * 10_000
     turns, done, during = [0], threading.Event(), []
 
@@ -214,7 +247,7 @@ def test_other_threads_run_while_a_long_text_is_encoded(smollm2):
 
     thread = threading.Thread(target=encode)
     thread.start()
-    while not done.is_set():
+    while not done.wait(1e-6):
         turns[0] += 1
     thread.join()
     assert during[0] > 0

@@ -18,8 +18,13 @@ def test_token_types_decide_what_is_found_in_text_and_what_is_added(tiny_metadat
 
 
 def test_empty_tokens_are_never_found_in_text(tiny_metadata):
-    tokens = ["" if token in ("<tag x>", "[PAD7]") else token for token in tiny_metadata()["tokenizer.ggml.tokens"]]
+    tokens = ["" if token == "<tag x>" else token for token in tiny_metadata()["tokenizer.ggml.tokens"]]
     assert "" not in read_vocabulary(tiny_metadata(tokens=tokens)).bpe_ids()
+
+
+def test_several_tokens_may_be_empty(tiny_metadata):
+    tokens = ["" if token in ("<tag x>", "[PAD7]") else token for token in tiny_metadata()["tokenizer.ggml.tokens"]]
+    assert read_vocabulary(tiny_metadata(tokens=tokens)).token_bytes(262) == b""
 
 
 def changed(metadata: dict, key: str, index: int, value: object) -> dict:
