@@ -50,13 +50,18 @@ def as_json(report: Mapping[str, Sequence[Fact]]) -> str:
     return json.dumps(values, indent=2, ensure_ascii=False)
 
 
+def label(name: str) -> str:
+    """A name for a person; the unit of an amount of memory stands with the amount."""
+    return name.removesuffix("_bytes").replace("_", " ")
+
+
 def as_text(report: Mapping[str, Sequence[Fact]]) -> str:
     """A heading for each section, and its facts in two columns."""
     width = max(len(each.name) for facts in report.values() for each in facts) + 2
     lines = []
     for section, facts in report.items():
-        lines += ["", section]
-        lines += [f"  {each.name.replace('_', ' '):<{width}}{each.text}" for each in facts]
+        lines += ["", label(section)]
+        lines += [f"  {label(each.name):<{width}}{each.text}" for each in facts]
     return "\n".join(lines[1:])
 
 

@@ -36,7 +36,7 @@ def memory_fact(name: str, num_bytes: int) -> Fact:
 
 def processor_facts(config: EngineConfig) -> list[Fact]:
     """The processor, the features that the kernels ask for, and which kernels they give."""
-    from millpond.kernels.isa import AVX512_NEEDS, KINDS, choose, detect
+    from millpond.kernels.isa import AVX512_NEEDS, ISAS, choose, detect
 
     cpu = detect()
     kernels = choose(config.isa, cpu)
@@ -49,7 +49,7 @@ def processor_facts(config: EngineConfig) -> list[Fact]:
         fact("name", cpu.name),
         fact("architecture", cpu.architecture),
         fact("features", needed, ", ".join(f"{flag} {'yes' if there else 'no'}" for flag, there in needed.items())),
-        fact("kernels", kernels, f"{kernels} ({why}; there are {', '.join(KINDS)})"),
+        fact("kernels", kernels, f"{kernels} ({why}; of {', '.join(ISAS)})"),
     ]
 
 
@@ -73,17 +73,17 @@ def thread_facts(config: EngineConfig) -> list[Fact]:
 
 def model_facts(path: Path, file: GGUFFile) -> list[Fact]:
     """The figures of a model file."""
+    from millpond.build import read_figures
     from millpond.load.ggml_types import GGMLType
-    from millpond.model.config import ModelConfig
     from millpond.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_gguf(file.metadata)
-    figures = ModelConfig.from_metadata(file.metadata, file.tensors["token_embd.weight"].shape[0])
+    figures = read_figures(file)
     kinds = Counter(GGMLType(tensor.type).name for tensor in file.tensors.values())
     return [
         fact("name", file.metadata.get("general.name", path.stem)),
         fact("file", str(path)),
-        memory_fact("file_bytes", path.stat().st_size),
+        memory_fact("size_bytes", path.stat().st_size),
         fact("architecture", figures.architecture),
         fact("layers", figures.num_layers),
         fact("hidden_size", figures.hidden_size),
@@ -117,6 +117,39 @@ def tokenizer_kind(metadata: Mapping[str, object]) -> str:
     return f"{kind}, split as {split}" if split else str(kind)
 
 
+def memory_facts() -> list[Fact]:
+    """What is left of the machine's memory, as the pool is sized by it."""
+    from millpond.machine import available_memory
+
+    return [memory_fact("available_bytes", available_memory())]
+
+
+def pool_facts(file: GGUFFile, config: EngineConfig) -> list[Fact]:
+    """The K/V pool that an engine of these settings would have, and what the watermark holds back of it."""
+    from millpond.build import plan_pool, read_figures
+    from millpond.machine import available_memory
+
+    plan = plan_pool(read_figures(file), config, available_memory())
+    return [
+        fact("blocks", plan.num_blocks, f"{plan.num_blocks} (decided by: {plan.reason})"),
+        fact("block_size", plan.block_size, f"{plan.block_size} tokens"),
+        fact("tokens", plan.num_tokens),
+        memory_fact("memory_bytes", plan.num_bytes),
+        fact("max_model_len", plan.max_model_len, f"{plan.max_model_len} tokens"),
+        fact("watermark_blocks", plan.watermark_blocks, watermark_text(plan.watermark_blocks, config)),
+    ]
+
+
+def watermark_text(reserve: int, config: EngineConfig) -> str:
+    """The reserve, where it comes from, and why it is nothing where a share was asked for."""
+    if config.watermark_blocks is not None:
+        return f"{reserve} blocks held back from newcomers (asked for)"
+    share = f"{config.watermark:g} of the pool"
+    if reserve == 0 and config.watermark > 0:
+        return f"0 blocks: {share} is less than one block; --watermark-blocks sets it in blocks"
+    return f"{reserve} blocks held back from newcomers ({share})"
+
+
 def gather(model: str, config: EngineConfig, settings: Settings) -> dict[str, list[Fact]]:
     """Every section of the report. A model that is not on this machine is said to be so, not fetched."""
     from millpond.kernels.cache import cache_folder
@@ -126,7 +159,8 @@ def gather(model: str, config: EngineConfig, settings: Settings) -> dict[str, li
     report = {
         "processor": processor_facts(config),
         "threads": thread_facts(config),
-        "kernel cache": [fact("folder", str(cache_folder()))],
+        "memory": memory_facts(),
+        "kernel_cache": [fact("folder", str(cache_folder()))],
     }
     path = find(model, cache_dir=settings.cache_folder)
     if path is None:
@@ -136,4 +170,4 @@ def gather(model: str, config: EngineConfig, settings: Settings) -> dict[str, li
         ]
         return report
     file = open_gguf(path)
-    return {**report, "model": model_facts(path, file)}
+    return {**report, "pool": pool_facts(file, config), "model": model_facts(path, file)}

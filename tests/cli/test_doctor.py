@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from millpond import machine
+from millpond.build import build_engine
+from millpond.cli import facts
+from millpond.cli.app import run
+from millpond.config import EngineConfig
+from millpond.kernels import isa, threads
+from tiny_llama import write_tiny_llama
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("doctor") / "tiny.gguf"
+    write_tiny_llama(
+        path, types={"*attn*weight": "Q4_1", "token_embd.weight": "Q8_0"}, metadata={"general.license": "mit"}
+    )
+    return path
+
+
+def report_of(capsys, *arguments: str) -> dict:
+    assert run(["doctor", *arguments, "--json"], {}) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_it_tells_the_figures_of_the_model(model, capsys):
+    told = report_of(capsys, str(model))["model"]
+    assert told["name"] == "tiny llama"
+    assert (told["architecture"], told["layers"], told["hidden_size"], told["ffn_size"]) == ("llama", 2, 64, 96)
+    assert (told["heads"], told["kv_heads"], told["head_dim"], told["context_length"]) == (4, 2, 16, 512)
+    assert told["tensor_types"] == {"Q8_0": 1, "F32": 11, "Q4_1": 8}
+    assert told["size_bytes"] == model.stat().st_size
+    assert (told["vocab_size"], told["chat_template"], told["licence"]) == (267, True, "mit")
+
+
+def test_a_model_that_is_not_here_is_not_fetched_and_the_remedy_is_named(tmp_path, capsys):
+    assert run(["doctor", "smollm2"], {"MILLPOND_CACHE": str(tmp_path)}) == 0
+    assert "not here yet; fetch it with: millpond pull smollm2" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_names_the_features_that_a_processor_lacks_and_the_kernels_it_gets(monkeypatch):
+    features = isa.CpuFeatures("Old One", "x86_64", frozenset(isa.AVX512_NEEDS) - {"avx512bf16"})
+    monkeypatch.setattr(isa, "detect", lambda: features)
+    told = {each.name: each for each in facts.processor_facts(EngineConfig())}
+    assert told["name"].value == "Old One"
+    assert told["kernels"].value == "portable"
+    assert "it lacks avx512bf16" in told["kernels"].text
+    assert told["features"].value == {flag: flag != "avx512bf16" for flag in isa.AVX512_NEEDS}
+
+
+def test_kernels_that_were_asked_for_are_said_to_be_asked_for():
+    told = {each.name: each for each in facts.processor_facts(EngineConfig(isa="portable"))}
+    assert told["kernels"].text.startswith("portable (asked for")
+
+
+def test_threads_are_those_that_the_engine_would_take_and_the_reason_is_shown(monkeypatch):
+    monkeypatch.setattr(threads, "cgroup_quota", lambda *_: 1.5)
+    told = {each.name: each for each in facts.thread_facts(EngineConfig())}
+    assert told["threads"].value == threads.thread_count(None)
+    assert told["cgroup_quota_cores"].value == 1.5
+    assert "cgroup quota 1.5 cores" in told["threads"].text
+
+
+def test_a_thread_count_that_was_asked_for_is_said_to_be_asked_for():
+    told = {each.name: each for each in facts.thread_facts(EngineConfig(threads=1))}
+    assert told["threads"].text == "1 (asked for)"
+
+
+@pytest.mark.slow
+def test_the_pool_is_the_one_that_the_engine_would_have(model, capsys):
+    arguments = ("--kv-memory", "1M", "--max-model-len", "64", "--block-size", "32", "--watermark-blocks", "3")
+    told = report_of(capsys, str(model), *arguments)["pool"]
+    config = EngineConfig(kv_memory=2**20, max_model_len=64, block_size=32, watermark_blocks=3, threads=1)
+    engine = build_engine(str(model), config)
+    scheduler = engine.scheduler
+    assert told["blocks"] == scheduler.pool.num_blocks
+    assert told["tokens"] == scheduler.pool.num_blocks * 32
+    assert (told["block_size"], told["max_model_len"]) == (scheduler.block_size, engine.config.max_model_len)
+    assert told["watermark_blocks"] == scheduler.watermark_blocks == 3
+    assert told["memory_bytes"] <= 2**20
+
+
+def test_a_share_that_reserves_nothing_of_a_small_pool_is_said_to_reserve_nothing(model, capsys):
+    assert run(["doctor", str(model), "--kv-memory", "100K"], {}) == 0
+    text = capsys.readouterr().out
+    assert "0 blocks: 0.01 of the pool is less than one block; --watermark-blocks sets it in blocks" in text
+
+
+def test_a_reserve_in_blocks_is_said_to_be_asked_for():
+    assert facts.watermark_text(3, EngineConfig(watermark_blocks=3)) == "3 blocks held back from newcomers (asked for)"
+    assert facts.watermark_text(0, EngineConfig(watermark_blocks=0)) == "0 blocks held back from newcomers (asked for)"
+    assert facts.watermark_text(0, EngineConfig(watermark=0.0)) == "0 blocks held back from newcomers (0 of the pool)"
+
+
+def test_memory_is_what_the_pool_would_be_sized_by(model, capsys, monkeypatch):
+    monkeypatch.setattr(machine, "available_memory", lambda: 2**20)
+    told = report_of(capsys, str(model))
+    assert told["memory"] == {"available_bytes": 2**20}
+    assert told["pool"]["memory_bytes"] <= 2**18
+
+
+def test_text_has_a_heading_for_each_section_and_units(model, capsys):
+    assert run(["doctor", str(model)], {}) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line and line[0] != " "] == [
+        "processor", "threads", "memory", "kernel cache", "pool", "model"
+    ]  # fmt: skip
+    assert any(line.split() == ["block", "size", "16", "tokens"] for line in lines)
+
+
+def test_a_setting_that_the_engine_would_refuse_is_refused_here_too(model, capsys):
+    assert run(["doctor", str(model), "--max-model-len", "9999"], {}) == 1
+    assert "error: max_model_len is 9999" in capsys.readouterr().err
