@@ -105,7 +105,9 @@ def softmax_row(typingctx, bf16, scores, length, blocks):
 
 
 @intrinsic(prefer_literal=True)
-def value_tile(typingctx, avx512, bf16, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim):
+def value_tile(
+    typingctx, avx512, bf16, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim
+):
     """o[r, 0:16 * vectors] = factors[r] * p[r] @ values over a sequence's blocks; table: int64 block numbers."""
     avx512_, bf16_ = avx512.literal_value, bf16.literal_value
     rows_, vectors_ = rows.literal_value, vectors.literal_value
@@ -186,7 +188,20 @@ def attend(tiles, keys, values, kv_head, rows, per_token, length, table, q, o, h
         while dim < head_dim:
             vectors = 4 if dim + 64 <= head_dim else 1  # 64 or 16 dimensions, each 4 bytes of a row in both layouts
             call(
-                tiles.value[n, vectors], 0, 0, n, vectors, p, score_bytes, address(table), blocks, v + 4 * dim,
-                values.strides[0], f, at_o + 4 * dim, o_bytes, head_dim,
+                tiles.value[n, vectors],
+                0,
+                0,
+                n,
+                vectors,
+                p,
+                score_bytes,
+                address(table),
+                blocks,
+                v + 4 * dim,
+                values.strides[0],
+                f,
+                at_o + 4 * dim,
+                o_bytes,
+                head_dim,
             )
             dim += 16 * vectors

@@ -192,5 +192,7 @@ def linear(tiles, sync, phase, layer, rows, inputs, sums, outputs, add, scratch)
     while item < across * blocks:
         for i in range(item, min(item + chunk, across * blocks)):
             first = (i % blocks) * ROW_BLOCK
-            linear_tile(tiles, layer, i // blocks, first, min(first + ROW_BLOCK, rows), inputs, sums, outputs, add, scratch)
+            linear_tile(
+                tiles, layer, i // blocks, first, min(first + ROW_BLOCK, rows), inputs, sums, outputs, add, scratch
+            )
         item = take(sync, phase, chunk)

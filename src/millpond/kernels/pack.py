@@ -33,9 +33,7 @@ def padded(columns: int) -> int:
     return -(-columns // COLUMNS) * COLUMNS
 
 
-def pack_affine(
-    codes: NDArray[np.uint8], scale: NDArray[np.float16], offset: NDArray[np.float16], bits: int
-) -> Packed:
+def pack_affine(codes: NDArray[np.uint8], scale: NDArray[np.float16], offset: NDArray[np.float16], bits: int) -> Packed:
     """w[n, k] = scale[n, k // 32] * codes[n, k] + offset[n, k // 32]; codes [N, K], scale and offset [N, K / 32]."""
     columns, depth = codes.shape
     codes, scale, offset = (_fill_tiles(each) for each in (codes, scale, offset))

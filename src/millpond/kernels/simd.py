@@ -9,7 +9,14 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-I8, I16, I32, I64, F32, F16 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.HalfType()
+I8, I16, I32, I64, F32, F16 = (
+    ir.IntType(8),
+    ir.IntType(16),
+    ir.IntType(32),
+    ir.IntType(64),
+    ir.FloatType(),
+    ir.HalfType(),
+)
 LANES = 16
 
 
@@ -75,9 +82,7 @@ class Ir:
 
     # ---- arithmetic -----------------------------------------------------------------------------------
     def call(self, name, result, *args):
-        function = cgutils.get_or_insert_function(
-            self.b.module, ir.FunctionType(result, [a.type for a in args]), name
-        )
+        function = cgutils.get_or_insert_function(self.b.module, ir.FunctionType(result, [a.type for a in args]), name)
         return self.b.call(function, args)
 
     def fma(self, x, y, z):

@@ -113,8 +113,9 @@ def new_kv_cache(config: ModelConfig, num_blocks: int, dtype: type[np.generic]) 
     return KVCache(np.zeros(shape + keys, np.uint16), np.zeros(shape + values, np.uint16))
 
 
-def new_scratch(config: ModelConfig, kv_dtype: type[np.generic], *, rows: int, sampled: int, max_model_len: int,
-                threads: int) -> Scratch:
+def new_scratch(
+    config: ModelConfig, kv_dtype: type[np.generic], *, rows: int, sampled: int, max_model_len: int, threads: int
+) -> Scratch:
     """Room for steps of up to `rows` tokens of which `sampled` want logits."""
     depth = max(config.hidden_size, config.num_heads * config.head_dim, config.ffn_size)
     width = config.heads_per_kv * config.head_dim

@@ -70,7 +70,9 @@ class ModelConfig:
         for key, expected in (("rope.dimension_count", self.head_dim), ("attention.value_length", self.head_dim)):
             found = optional_int(metadata, f"{self.architecture}.{key}", expected)
             if found != expected:
-                raise ModelFileError(f"{self.architecture}.{key} is {found}; only {expected}, the head_dim, is supported")
+                raise ModelFileError(
+                    f"{self.architecture}.{key} is {found}; only {expected}, the head_dim, is supported"
+                )
         if optional_int(metadata, f"{self.architecture}.expert_count", 0):
             raise ModelFileError("mixtures of experts are not supported")
 

@@ -11,7 +11,16 @@ from millpond.kernels.attention import BLOCK, attend
 from millpond.kernels.embedding import embed
 from millpond.kernels.link import call, entry_point
 from millpond.kernels.matmul import KIND, linear
-from millpond.kernels.pointwise import copy_row, prepare, put_query, rms_norm, rotate, swiglu_row, write_key, write_value
+from millpond.kernels.pointwise import (
+    copy_row,
+    prepare,
+    put_query,
+    rms_norm,
+    rotate,
+    swiglu_row,
+    write_key,
+    write_value,
+)
 from millpond.kernels.simd import address
 from millpond.kernels.threads import start_phases, take, wait_for_all
 
@@ -78,7 +87,18 @@ def walk(thread, tiles, weights, cache, batch, scratch):
     wait_for_all(sync, phase, tiles.threads)
     phase += 1
     if batch.sampled.size:
-        linear(tiles, sync, phase, weights.head, batch.sampled.size, scratch.inputs, scratch.sums, scratch.logits, 0, unpacked)
+        linear(
+            tiles,
+            sync,
+            phase,
+            weights.head,
+            batch.sampled.size,
+            scratch.inputs,
+            scratch.sums,
+            scratch.logits,
+            0,
+            unpacked,
+        )
 
 
 @njit(cache=True, nogil=True)

@@ -116,14 +116,18 @@ def head_order(heads: int, head_dim: int) -> NDArray[np.int64]:
     return np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
-def _pack(tensors: Sequence[GGUFTensor], dtype: str, orders: Sequence[NDArray[np.int64] | None] | None = None) -> Packed:
+def _pack(
+    tensors: Sequence[GGUFTensor], dtype: str, orders: Sequence[NDArray[np.int64] | None] | None = None
+) -> Packed:
     """One linear layer out of tensors stacked by rows, in the narrowest kind that holds them all without loss."""
     orders = orders or [None] * len(tensors)
     affine = [None if dtype == "float32" else to_affine(each) for each in tensors]
     parts = [each for each in affine if each is not None]
     if len(parts) == len(tensors):
-        columns = [np.concatenate([_take(each, order) for each, order in zip(group, orders, strict=True)])
-                   for group in zip(*((a.codes, a.scale, a.offset) for a in parts), strict=True)]
+        columns = [
+            np.concatenate([_take(each, order) for each, order in zip(group, orders, strict=True)])
+            for group in zip(*((a.codes, a.scale, a.offset) for a in parts), strict=True)
+        ]
         return pack_affine(*columns, bits=max(each.bits for each in parts))
     rows = np.concatenate([_take(dequantize(t), order) for t, order in zip(tensors, orders, strict=True)])
     return pack_float(rows, F32_WEIGHTS if dtype == "float32" or parts else BF16)

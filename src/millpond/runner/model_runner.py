@@ -43,11 +43,19 @@ class ModelRunner:
         self._weights: Weights = new_weights(config, packed, max_model_len)
         self._cache: KVCache = new_kv_cache(config, num_blocks * self._per_block, self._kv_dtype)
         self._scratch: Scratch = new_scratch(
-            config, self._kv_dtype, rows=max_num_batched_tokens, sampled=max_num_seqs, max_model_len=max_model_len,
+            config,
+            self._kv_dtype,
+            rows=max_num_batched_tokens,
+            sampled=max_num_seqs,
+            max_model_len=max_model_len,
             threads=threads,
         )
         self._tiles = load_tiles(
-            isa, threads, kinds=packed.kinds, kv_dtype=self._kv_dtype, heads_per_kv=config.heads_per_kv,
+            isa,
+            threads,
+            kinds=packed.kinds,
+            kv_dtype=self._kv_dtype,
+            heads_per_kv=config.heads_per_kv,
             head_dim=config.head_dim,
         )
         self._entry = link_forward(self._tiles, self._weights, self._cache, self._batch(()), self._scratch)
@@ -98,7 +106,15 @@ class ModelRunner:
             row += count
             if each.samples:
                 sampled.append(row - 1)
-        return Batch(tokens, positions, places, cleared, np.array(groups, np.int64).reshape(-1, 4), tables, np.array(sampled, np.int64))
+        return Batch(
+            tokens,
+            positions,
+            places,
+            cleared,
+            np.array(groups, np.int64).reshape(-1, 4),
+            tables,
+            np.array(sampled, np.int64),
+        )
 
     def _fill_table(self, table: NDArray[np.int64], block_ids: Sequence[int]) -> None:
         for part in range(self._per_block):

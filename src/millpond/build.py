@@ -1,0 +1,189 @@
+"""From a model's file to an engine: checkpoint, weights, runner, scheduler. The only module that joins both planes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numba.core import event
+
+from millpond.config import EngineConfig
+from millpond.core.block_pool import blocks_for_length, resolve_watermark_blocks
+from millpond.core.scheduler import Scheduler
+from millpond.engine.engine import Engine
+from millpond.errors import ConfigError, ModelFileError
+from millpond.kernels.attention import BLOCK
+from millpond.kernels.isa import choose
+from millpond.kernels.threads import set_team, thread_count
+from millpond.load.gguf import GGUFFile, open_gguf
+from millpond.load.store import resolve
+from millpond.machine import available_memory
+from millpond.model.config import ModelConfig
+from millpond.model.weights import load_weights
+from millpond.runner.model_runner import ModelRunner
+from millpond.text.tokenizer import Tokenizer
+
+Notify = Callable[[str], None]
+# Of the memory that is available at start, what the pool takes unless it is told otherwise.
+POOL_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """The pool's size and what decided it. block_bytes counts keys and values over all layers."""
+
+    num_blocks: int
+    block_size: int
+    block_bytes: int
+    watermark_blocks: int
+    max_model_len: int
+    reason: str
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+
+def plan_pool(figures: ModelConfig, config: EngineConfig, available: int) -> PoolPlan:
+    """Size the pool: num_blocks, else kv_memory, else a share of the available memory in bytes, but not more than
+    max_num_seqs requests of max_model_len could use. Raises ConfigError for sizes that cannot work."""
+    if config.block_size % BLOCK:
+        raise ConfigError(f"block_size must be a multiple of {BLOCK}, got {config.block_size}")
+    max_model_len = config.max_model_len or figures.context_length
+    if max_model_len > figures.context_length:
+        raise ConfigError(
+            f"max_model_len is {max_model_len}, but the model was made for at most {figures.context_length} tokens"
+        )
+    block_bytes = figures.kv_bytes_per_position(4 if config.dtype == "float32" else 2) * config.block_size
+    num_blocks, reason = _num_blocks(config, max_model_len, block_bytes, available)
+    reserve = resolve_watermark_blocks(num_blocks, config.watermark, config.watermark_blocks)
+    return PoolPlan(num_blocks, config.block_size, block_bytes, reserve, max_model_len, reason)
+
+
+def _num_blocks(config: EngineConfig, max_model_len: int, block_bytes: int, available: int) -> tuple[int, str]:
+    if config.num_blocks is not None:
+        return config.num_blocks, "asked for"
+    if config.kv_memory is not None:
+        if config.kv_memory < block_bytes:
+            raise ConfigError(f"kv_memory is {config.kv_memory} bytes, but one block takes {block_bytes}")
+        return config.kv_memory // block_bytes, "kv_memory"
+    most = config.max_num_seqs * blocks_for_length(max_model_len, config.block_size)
+    share = int(POOL_SHARE * available) // block_bytes
+    if share < 1:
+        raise ConfigError(f"{available} bytes of memory are available, too few for one block of {block_bytes}")
+    if share < most:
+        return share, f"{POOL_SHARE:.0%} of the available memory"
+    return most, f"{config.max_num_seqs} requests of {max_model_len} tokens"
+
+
+def read_figures(file: GGUFFile) -> ModelConfig:
+    """The model's figures. Raises ModelFileError where the file has no embedding to count the vocabulary by."""
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ModelFileError(f"{file.path.name}: there is no matrix 'token_embd.weight'")
+    return ModelConfig.from_metadata(file.metadata, embedding.shape[0])
+
+
+def build_engine(
+    model: str, config: EngineConfig | None = None, *, notify: Notify = lambda line: None, **engine_options: Any
+) -> Engine:
+    """An engine that is ready to serve: weights packed, pool allocated, kernels compiled or loaded.
+
+    model is a known name, a file, a folder or org/repo[:file]. engine_options go to Engine (clock, observer).
+    Raises ModelNotFoundError, ModelFileError, DownloadError or ConfigError.
+    """
+    config = config or EngineConfig()
+    path = resolve(model)
+    file = open_gguf(path)
+    tokenizer = Tokenizer.from_gguf(file.metadata)
+    plan = plan_pool(read_figures(file), config, available_memory())
+    runner, threads = _build_runner(file, config, plan, tokenizer.vocab_size, notify)
+    scheduler = Scheduler(
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=plan.max_model_len,
+        watermark_blocks=plan.watermark_blocks,
+    )
+    resolved = dataclasses.replace(
+        config, max_model_len=plan.max_model_len, num_blocks=plan.num_blocks, threads=threads, isa=choose(config.isa)
+    )
+    return Engine(
+        config=resolved,
+        scheduler=scheduler,
+        runner=runner,
+        tokenizer=tokenizer,
+        model_name=model if not Path(model).exists() else path.stem,
+        vocab_size=tokenizer.vocab_size,
+        **engine_options,
+    )
+
+
+def build_model_runner(path: Path, config: EngineConfig | None = None) -> ModelRunner:
+    """The runner alone, for evaluation and tests; its pool holds max_model_len positions unless sized by the config."""
+    config, file = config or EngineConfig(), open_gguf(Path(path))
+    figures = read_figures(file)
+    if config.num_blocks is None and config.kv_memory is None:
+        longest = config.max_model_len or figures.context_length
+        config = dataclasses.replace(config, num_blocks=blocks_for_length(longest, config.block_size))
+    plan = plan_pool(figures, config, available_memory())
+    return _build_runner(file, config, plan, figures.vocab_size, lambda line: None)[0]
+
+
+def _build_runner(
+    file: GGUFFile, config: EngineConfig, plan: PoolPlan, vocab_size: int, notify: Notify
+) -> tuple[ModelRunner, int]:
+    figures = read_figures(file)
+    if vocab_size > figures.vocab_size:
+        raise ModelFileError(
+            f"{file.path.name}: the tokenizer has {vocab_size} tokens, but the embedding only {figures.vocab_size} rows"
+        )
+    isa, asked = choose(config.isa), thread_count(config.threads)
+    packed = load_weights(file, figures, config.dtype)
+    with _told_of_compilation(notify):
+        threads = set_team(asked)
+        if threads < asked:
+            notify(f"only {threads} of {asked} threads run at once here; going on with {threads}")
+        runner = ModelRunner(
+            figures,
+            packed,
+            isa=isa,
+            threads=threads,
+            dtype=config.dtype,
+            num_blocks=plan.num_blocks,
+            block_size=plan.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=plan.max_model_len,
+            vocab_size=vocab_size,
+        )
+        runner.warm_up()
+    return runner, threads
+
+
+@contextmanager
+def _told_of_compilation(notify: Notify) -> Iterator[None]:
+    """Say once that kernels are being compiled, if any is; one that is loaded from the cache raises no event."""
+
+    class Listener(event.Listener):  # type: ignore[misc]
+        told = False
+
+        def on_start(self, event: Any) -> None:
+            if not self.told:
+                self.told = True
+                notify("compiling kernels for this processor (only the first time; about 10 seconds) ...")
+
+        def on_end(self, event: Any) -> None:
+            """A compilation that ended needs no word."""
+
+    with event.install_listener("numba:compile", Listener()):
+        yield
