@@ -97,8 +97,7 @@ def softmax_row(typingctx, bf16, scores, length, blocks):
         (total,) = ir.loop(own_blocks, [ir.zero()], exponentials)
         total = ir.reduce(builder.fadd, total)
         rest = builder.sub(blocks, own_blocks)
-        with builder.if_then(builder.icmp_signed(">", rest, I64(0))):
-            ir.loop(rest, [], lambda i, _: put(ir.zero(), builder.add(own_blocks, i)) or [])
+        ir.loop(rest, [], lambda i, _: put(ir.zero(), builder.add(own_blocks, i)) or [])
         return builder.fdiv(F32(1.0), total)
 
     return types.float32(bf16, *[types.int64] * 3), codegen

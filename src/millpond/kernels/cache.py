@@ -33,14 +33,14 @@ def cache_folder() -> Path:
 
 
 def use_cache_folder() -> None:
-    """Point Numba at the cache folder, or at a temporary one where that cannot be written; a user's own setting wins."""
+    """Point Numba at the cache folder, or at a temporary one where it cannot be written; a user's setting wins."""
     if numba.config.CACHE_DIR:
         return
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = tempfile.TemporaryFile(dir=folder)
-        probe.close()
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError:
         folder = Path(tempfile.gettempdir()) / f"millpond-kernels-{source_hash()}"
         folder.mkdir(exist_ok=True)

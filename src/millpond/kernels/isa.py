@@ -9,7 +9,6 @@ import llvmlite.binding as llvm
 
 from millpond.errors import ConfigError
 
-
 ISAS = ("avx512", "portable")
 AVX512_NEEDS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512bf16")
 

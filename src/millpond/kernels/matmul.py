@@ -12,13 +12,16 @@ U4 and U8 are affine: w = scale * code + offset, with float16 scale and offset f
 [K/32][scale: 48, offset: 48], times signed 8-bit activations with a float32 scale for each (row, group):
 
     C[r, n] = sum over groups g of  s[r,g] * (scale[n,g] * dot(code, a) + offset[n,g] * sum(a))
+
+A few input channels are so large that they would coarsen their whole group. They are a property of the model; a row's
+values there are kept in float32, count as 0 in their group, and are multiplied on their own at the end.
 """
 
 from numba import njit, types
 from numba.extending import intrinsic
 
 from millpond.kernels.link import call
-from millpond.kernels.simd import F32, I16, I32, I64, V16F32, V16I16, V16I32, V64I8, Ir, address
+from millpond.kernels.simd import F32, I32, I64, V16F32, V16I16, V16I32, V64I8, Ir, address
 from millpond.kernels.threads import take
 
 U4, U8, BF16, F32_WEIGHTS = 0, 1, 2, 3
@@ -30,9 +33,10 @@ ROW_BLOCK = 128  # rows that go through one unpacked tile
 UNPACK_ROWS = 8  # from so many rows on, a 4-bit tile is unpacked once instead of for every 4 rows
 SCALE_BYTES = 2 * COLUMNS * 2  # one group of one tile
 
-# A linear layer's descriptor: int64 [kind, columns, K, address of the weights, address of the scales]
-KIND, COLUMN_COUNT, DEPTH, WEIGHTS, SCALES = range(5)
-DESCRIPTOR_SIZE = 5
+# A linear layer's descriptor, int64: kind, columns, K, address of the weights, of the scales; how many outlier
+# channels, address of their numbers (int64); address where the inputs' magnitudes are summed up (float32 [K]), or 0.
+KIND, COLUMN_COUNT, DEPTH, WEIGHTS, SCALES, OUTLIER_COUNT, OUTLIERS, MAGNITUDES = range(8)
+DESCRIPTOR_SIZE = 8
 
 
 def _affine_group(ir, bits, rows, g, acc, a, lda, w, scales, sums, ldsums):
@@ -63,6 +67,29 @@ def _affine_group(ir, bits, rows, g, acc, a, lda, w, scales, sums, ldsums):
     return result
 
 
+def _outlier(ir, bits, rows, o, acc, w, scales, sums, ldsums, groups, outliers):
+    """One outlier channel: its weights, out of the codes, times the rows' float32 values, which follow their sums."""
+    b = ir.b
+    channel = ir.load(I64, ir.at(outliers, ir.times(o, 8)))
+    run, byte = b.sdiv(channel, I64(32 // bits)), b.and_(channel, I64(3))
+    shift = ir.times(byte, 8)
+    if bits == 4:
+        shift = b.add(shift, b.and_(channel, I64(4)))  # channels 4 to 7 of a run are the high nibbles
+    shift = ir.splat(b.trunc(shift, I32))
+    s_g = ir.at(scales, ir.times(b.sdiv(channel, I64(GROUP)), SCALE_BYTES))
+    weights = []
+    for j in range(VECTORS):
+        codes = b.lshr(ir.load(V16I32, ir.at(w, ir.times(run, VECTORS * 64)), 64 * j), shift)
+        code = b.sitofp(b.and_(codes, ir.const(V16I32, 2**bits - 1)), V16F32)
+        scale, offset = (ir.half_to_float(ir.load(V16I16, s_g, 32 * (j + half))) for half in (0, VECTORS))
+        weights.append(ir.fma(code, scale, offset))
+    result = []
+    for r in range(rows):
+        x = ir.load_splat(F32, ir.at(sums, b.mul(ldsums, I64(r)), ir.times(groups, 8), ir.times(o, 4)))
+        result += [ir.fma(x, weights[j], acc[r * VECTORS + j]) for j in range(VECTORS)]
+    return result
+
+
 def nibbles(ir, raw):
     """The low and the high nibbles of vectors of bytes."""
     low, four = ir.const(V64I8, 15), ir.const(V64I8, 4)
@@ -89,16 +116,17 @@ def _float_group(ir, kind, rows, g, acc, a, lda, w):
 
 
 @intrinsic(prefer_literal=True)
-def gemm_tile(typingctx, avx512, kind, rows, add, a, lda, w, scales, sums, ldsums, c, ldc, groups):
-    """C[0:rows, 0:48] = (or, where add is 1, +=) A @ W for one tile. Addresses and strides in bytes; the first three literal.
+def gemm_tile(typingctx, avx512, kind, rows, add, a, lda, w, scales, sums, ldsums, c, ldc, groups, outliers, count):
+    """C[0:rows, 0:48] = (where add is 1, +=) A @ W for one tile. Addresses, strides in bytes; the first three literal.
 
-    a: int8, bfloat16 or float32 [rows][K] as the kind wants it; sums: float32 [rows][K/32][scale, scale * sum of codes].
+    a: int8, bfloat16 or float32 [rows][K] as the kind wants it. sums: for each row float32 [K/32][scale, scale * sum of
+    codes], then the values of the `count` outlier channels, whose numbers are at `outliers`.
     """
     avx512_, kind_, rows_ = avx512.literal_value, kind.literal_value, rows.literal_value
 
     def codegen(context, builder, signature, args):
         ir = Ir(builder, avx512_)
-        add, a, lda, w, scales, sums, ldsums, c, ldc, groups = args[3:]
+        add, a, lda, w, scales, sums, ldsums, c, ldc, groups, outliers, count = args[3:]
         adds = builder.icmp_signed("!=", add, I64(0))
 
         def group(g, acc):
@@ -107,6 +135,10 @@ def gemm_tile(typingctx, avx512, kind, rows, add, a, lda, w, scales, sums, ldsum
             return _float_group(ir, kind_, rows_, g, acc, a, lda, w)
 
         acc = ir.loop(groups, [ir.zero()] * (rows_ * VECTORS), group)
+        if kind_ in (U4, U8):
+            bits = 4 if kind_ == U4 else 8
+            one = lambda o, acc: _outlier(ir, bits, rows_, o, acc, w, scales, sums, ldsums, groups, outliers)  # noqa: E731
+            acc = ir.loop(count, acc, one)
         for r in range(rows_):
             c_r = ir.at(c, builder.mul(ldc, I64(r)))
             for j in range(VECTORS):
@@ -115,7 +147,7 @@ def gemm_tile(typingctx, avx512, kind, rows, add, a, lda, w, scales, sums, ldsum
                 ir.store(builder.select(adds, total, value), c_r, 64 * j)
         return context.get_dummy_value()
 
-    return types.void(avx512, kind, rows, *[types.int64] * 10), codegen
+    return types.void(avx512, kind, rows, *[types.int64] * 12), codegen
 
 
 @intrinsic
@@ -139,9 +171,9 @@ def unpack_tile(typingctx, source, target, count):
 
 
 @njit(cache=True, nogil=True)
-def gemm(avx512, kind, rows, add, a, lda, w, scales, sums, ldsums, c, ldc, groups):
+def gemm(avx512, kind, rows, add, a, lda, w, scales, sums, ldsums, c, ldc, groups, outliers, count):
     """gemm_tile as a function to be compiled on its own, once for each (avx512, kind, rows)."""
-    gemm_tile(avx512, kind, rows, add, a, lda, w, scales, sums, ldsums, c, ldc, groups)
+    gemm_tile(avx512, kind, rows, add, a, lda, w, scales, sums, ldsums, c, ldc, groups, outliers, count)
 
 
 @njit(cache=True, nogil=True)
@@ -170,7 +202,10 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, outputs, add, scr
         rows = min(ROWS, last - row)
         a, c = address(inputs) + row * lda, address(outputs) + row * ldc + tile * COLUMNS * 4
         s = address(sums) + row * ldsums
-        call(tiles.gemm[kind, rows], 0, kind, rows, add, a, lda, w, scales, s, ldsums, c, ldc, groups)
+        call(
+            tiles.gemm[kind, rows], 0, kind, rows, add, a, lda, w, scales, s, ldsums, c, ldc, groups,
+            layer[OUTLIERS], layer[OUTLIER_COUNT],
+        )  # fmt: skip
         row += rows
 
 

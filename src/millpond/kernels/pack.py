@@ -19,9 +19,9 @@ class Packed:
     scales: NDArray[np.uint16] | None = None
 
     def descriptor(self) -> list[int]:
-        """[kind, columns of all tiles, depth, address of the weights, address of the scales]."""
+        """The layer's row of numbers for the kernels (matmul.py), with no outlier channels."""
         scales = 0 if self.scales is None else self.scales.ctypes.data
-        return [self.kind, padded(self.columns), self.depth, self.weights.ctypes.data, scales]
+        return [self.kind, padded(self.columns), self.depth, self.weights.ctypes.data, scales, 0, 0, 0]
 
     @property
     def nbytes(self) -> int:

@@ -4,8 +4,8 @@ import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic
 
-from millpond.kernels.matmul import BF16, GROUP, U8
-from millpond.kernels.simd import F32, I32, I64, V16F32, V16I8, V16I32, Ir, address, float_bits
+from millpond.kernels.matmul import BF16, DEPTH, GROUP, KIND, MAGNITUDES, OUTLIER_COUNT, OUTLIERS, U8
+from millpond.kernels.simd import F32, I64, V16F32, V16I8, V16I32, Ir, address, float_at, float_bits, int_at, put_float
 
 # Sums may be taken in another order (one order per loop, the same for every row); NaN and infinity stay what they are.
 RELAXED = {"reassoc", "contract", "nsz"}
@@ -13,7 +13,7 @@ RELAXED = {"reassoc", "contract", "nsz"}
 
 @intrinsic
 def quantise_group(typingctx, x, codes, sums):
-    """32 floats at x to signed 8-bit codes = round(x / scale), scale = max |x| / 127; sums = [scale, scale * sum(codes)].
+    """32 floats at x to signed 8-bit codes round(x / scale), scale = max |x| / 127; sums = [scale, scale * sum(codes)].
 
     A value that is not finite makes the scale not finite, so that it shows in whatever is computed from the group.
     """
@@ -101,18 +101,27 @@ def swiglu_row(typingctx, gate, up, target, count):
 
 
 @njit(cache=True, nogil=True)
-def prepare(kind, x, depth, target, sums):
-    """The row of floats at address x as the input of a linear layer of the given kind, at address target.
+def prepare(layer, x, target, sums):
+    """The row x (float32 [depth], overwritten) as the input of a linear layer, at address target.
 
-    Affine kinds take signed 8-bit codes with [scale, scale * sum] for each group of 32 at address sums.
+    Affine kinds take signed 8-bit codes there, and at address sums [scale, scale * sum] for each group of 32, then
+    the values of the layer's outlier channels.
     """
+    kind, depth = layer[KIND], layer[DEPTH]
+    if layer[MAGNITUDES]:
+        for i in range(depth):
+            put_float(layer[MAGNITUDES] + 4 * i, float_at(layer[MAGNITUDES] + 4 * i) + abs(x[i]))
     if kind <= U8:
+        for o in range(layer[OUTLIER_COUNT]):
+            channel = int_at(layer[OUTLIERS] + 8 * o)
+            put_float(sums + depth // GROUP * 8 + 4 * o, x[channel])
+            x[channel] = 0
         for g in range(depth // GROUP):
-            quantise_group(x + g * 128, target + g * GROUP, sums + g * 8)
+            quantise_group(address(x) + g * 128, target + g * GROUP, sums + g * 8)
     elif kind == BF16:
-        round_row(x, target, depth // 16)
+        round_row(address(x), target, depth // 16)
     else:
-        copy_row(x, target, depth // 16)
+        copy_row(address(x), target, depth // 16)
 
 
 @njit(cache=True, nogil=True, fastmath=RELAXED)
@@ -168,7 +177,7 @@ def put_query(typingctx, x, target, count):
 
 @njit(cache=True, nogil=True)
 def write_key(x, block, offset):
-    """Put a head's key at one of the 16 positions of its block (layouts in attention.py; bfloat16 has the pairs' axis)."""
+    """Put a head's key at one of the 16 positions of its block (attention.py; bfloat16 has an axis for the pairs)."""
     if block.ndim == 3:
         for d in range(block.shape[0]):
             block[d, offset, 0] = to_bf16(x[2 * d])

@@ -137,7 +137,10 @@ class Ir:
         return self.fma(x0, y0, self.fma(x1, y1, acc))
 
     def exp(self, x):
-        """e**x for x <= 88, to about 2 units in the last place, not a number where x is not: Cephes' polynomial on x - n ln 2, times 2**n."""
+        """e**x for x <= 88, to about 2 units in the last place, and not a number where x is not a number.
+
+        Cephes' polynomial on x - n ln 2, times 2**n.
+        """
         c = lambda value: self.const(V16F32, value)  # noqa: E731
         x = self.b.select(self.b.fcmp_ordered("<", x, c(-87.0)), c(-87.0), x)
         n = self.call("llvm.floor.v16f32", V16F32, self.fma(x, c(1.44269504), c(0.5)))
@@ -159,26 +162,28 @@ class Ir:
 
     # ---- control --------------------------------------------------------------------------------------
     def loop(self, count, carried, body):
-        """carried = body(i, carried) for i in range(count), count at least 1; returns the last carried values."""
+        """carried = body(i, carried) for i in range(count); returns the last carried values."""
         b, entry = self.b, self.b.block
         head, done = b.append_basic_block("loop"), b.append_basic_block("done")
-        b.branch(head)
+        b.cbranch(b.icmp_signed(">", count, I64(0)), head, done)
         b.position_at_end(head)
-        i = b.phi(I64)
-        i.add_incoming(I64(0), entry)
-        phis = []
-        for value in carried:
-            phi = b.phi(value.type)
-            phi.add_incoming(value, entry)
-            phis.append(phi)
-        result = body(i, phis)
-        following = b.add(i, I64(1))
-        i.add_incoming(following, b.block)
-        for phi, value in zip(phis, result, strict=True):
-            phi.add_incoming(value, b.block)
+        i = self._phi(I64, entry, I64(0))
+        current = [self._phi(value.type, entry, value) for value in carried]
+        result = body(i, current)
+        following, tail = b.add(i, I64(1)), b.block
+        for phi, value in zip([i, *current], [following, *result], strict=True):
+            phi.add_incoming(value, tail)
         b.cbranch(b.icmp_signed("<", following, count), head, done)
         b.position_at_end(done)
-        return result
+        last = [self._phi(value.type, entry, value) for value in carried]
+        for phi, value in zip(last, result, strict=True):
+            phi.add_incoming(value, tail)
+        return last
+
+    def _phi(self, ty, block, value):
+        phi = self.b.phi(ty)
+        phi.add_incoming(value, block)
+        return phi
 
 
 # ---- scalar bits and addresses, for use in Numba functions ------------------------------------------------
@@ -213,6 +218,16 @@ def float_at(typingctx, where):
         return builder.load(builder.inttoptr(args[0], F32.as_pointer()))
 
     return types.float32(types.int64), codegen
+
+
+@intrinsic
+def int_at(typingctx, where):
+    """The int64 at an address."""
+
+    def codegen(context, builder, signature, args):
+        return builder.load(builder.inttoptr(args[0], I64.as_pointer()))
+
+    return types.int64(types.int64), codegen
 
 
 @intrinsic

@@ -32,7 +32,7 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def cgroup_quota(cgroup: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """The cgroup's processor quota in cores (version 2's cpu.max, or version 1's pair of files); None where unlimited."""
+    """The cgroup's processor quota in cores (cpu.max, or version 1's pair of files); None where it has none."""
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()[:2]
     except (OSError, ValueError):
@@ -144,10 +144,10 @@ def take(sync, phase, chunk):
 
 @njit(cache=True, nogil=True, parallel=True)
 def _roll_call(threads, sync):
-    for thread in prange(threads):
+    for _thread in prange(threads):
         here = address(sync)
         atomic_add(here, 1)
-        for spin in range(1000000):
+        for _spin in range(1000000):
             if atomic_load(here) == threads:
                 atomic_add(here + 64, 1)
                 break

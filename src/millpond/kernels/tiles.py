@@ -13,7 +13,7 @@ from millpond.kernels.matmul import ROWS, U4, U8, gemm, unpack
 
 
 class Tiles(NamedTuple):
-    """Addresses by literal: gemm [kind, rows], score [rows], value [rows, vectors]; and how many threads share a step."""
+    """Addresses by literal: gemm [kind, rows], score [rows], value [rows, vectors]; how many threads share a step."""
 
     threads: int
     gemm: NDArray[np.int64]
@@ -28,7 +28,7 @@ def load_tiles(
 ) -> Tiles:
     """Compile, or load from the cache, the tiles for these kinds of weights, K/V type and shape of attention."""
     avx512, bf16 = types.literal(int(isa == "avx512")), types.literal(int(kv_dtype is np.uint16))
-    ints = [types.int64] * 10
+    ints = [types.int64] * 12
     gemms = np.zeros((4, ROWS + 1), np.int64)
     for kind in {*kinds} | ({U8} if U4 in kinds else set()):  # a 4-bit tile that is unpacked goes on as an 8-bit one
         for rows in range(1, ROWS + 1):
@@ -38,7 +38,7 @@ def load_tiles(
         literal = types.literal(rows)
         scores[rows] = entry_point(score, avx512, bf16, literal, *ints[:5], types.float32, types.int64)
         for vectors in [4] * (head_dim >= 64) + [1] * (head_dim % 64 > 0):
-            values[rows, vectors] = entry_point(value, avx512, bf16, literal, types.literal(vectors), *ints)
+            values[rows, vectors] = entry_point(value, avx512, bf16, literal, types.literal(vectors), *ints[:10])
     return Tiles(
         threads=threads,
         gemm=gemms,

@@ -10,6 +10,7 @@ from millpond.kernels.matmul import DESCRIPTOR_SIZE
 from millpond.kernels.pack import padded
 from millpond.kernels.threads import CACHE_LINE
 from millpond.model.config import ModelConfig
+from millpond.model.outliers import MOST_OUTLIERS
 from millpond.model.weights import LlamaWeights
 
 PHASES_PER_LAYER = 10
@@ -17,7 +18,10 @@ PHASES_AROUND = 3  # embedding; the last norm; the head
 
 
 class Weights(NamedTuple):
-    """layers: int64 [layers, 4, 5] descriptors of q k v, o, gate up, down; cosine, sine: float32 [positions, head_dim / 2]."""
+    """layers: int64 [layers, 4, 8], descriptors of q k v, o, gate up, down; embedding, head: int64 [8].
+
+    norms: float32 [2 * layers + 1, hidden]; cosine, sine: float32 [positions, head_dim / 2].
+    """
 
     layers: NDArray[np.int64]
     embedding: NDArray[np.int64]
@@ -33,7 +37,7 @@ class Weights(NamedTuple):
 
 
 class KVCache(NamedTuple):
-    """keys, values [layers, blocks, kv_heads, ...]: uint16 (bfloat16 bits) or float32, laid out as attention.py draws."""
+    """keys, values [layers, blocks, kv_heads, ...]: uint16 (bfloat16 bits) or float32, as attention.py draws them."""
 
     keys: NDArray[np.generic]
     values: NDArray[np.generic]
@@ -45,7 +49,7 @@ class Batch(NamedTuple):
     cleared: int64 [rows], how many positions after the row's in its block are to be zeroed: those that nothing has
     written yet, for the last row in a block that this step begins.
     groups: int64 [groups, 4], each [first row, rows, sequence, context length of the first row]: up to GROUP_TOKENS
-    consecutive tokens of one sequence. tables: int64 [sequences, blocks]. sampled: int64, the rows whose logits are wanted.
+    consecutive tokens of one sequence. tables: int64 [sequences, blocks]. sampled: int64, the rows that want logits.
     """
 
     tokens: NDArray[np.int64]
@@ -124,7 +128,7 @@ def new_scratch(
     return Scratch(
         hidden=np.zeros((rows, padded(config.hidden_size)), np.float32),
         inputs=np.zeros((max(rows, sampled), depth * 4), np.uint8),
-        sums=np.zeros((max(rows, sampled), depth // 16), np.float32),
+        sums=np.zeros((max(rows, sampled), depth // 16 + MOST_OUTLIERS), np.float32),
         qkv=np.zeros((rows, padded(heads * config.head_dim)), np.float32),
         queries=np.zeros((config.num_kv_heads, rows, width), kv_dtype),
         attended=np.zeros((config.num_kv_heads, rows, width), np.float32),

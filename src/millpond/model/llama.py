@@ -4,13 +4,12 @@ A step walks the layers in phases; in each phase the threads share out rows, til
 embed | norm | q k v | rotate, write K/V | attend | prepare | o | norm | gate up | swiglu | down | ... | norm | head
 """
 
-import numpy as np
 from numba import njit, prange, typeof, types
 
 from millpond.kernels.attention import BLOCK, attend
 from millpond.kernels.embedding import embed
 from millpond.kernels.link import call, entry_point
-from millpond.kernels.matmul import KIND, linear
+from millpond.kernels.matmul import linear
 from millpond.kernels.pointwise import (
     copy_row,
     prepare,
@@ -53,7 +52,7 @@ def walk(thread, tiles, weights, cache, batch, scratch):
     for i in range(weights.layers.shape[0]):
         layer, keys, values = weights.layers[i], cache.keys[i], cache.values[i]
         phase += 1
-        norm_rows(thread, phase, weights.norms[2 * i], weights.epsilon, layer[QKV][KIND], rows, scratch)
+        norm_rows(thread, phase, weights.norms[2 * i], weights.epsilon, layer[QKV], rows, scratch)
         wait_for_all(sync, phase, tiles.threads)
         phase += 1
         linear(tiles, sync, phase, layer[QKV], rows, scratch.inputs, scratch.sums, scratch.qkv, 0, unpacked)
@@ -65,19 +64,19 @@ def walk(thread, tiles, weights, cache, batch, scratch):
         attend_groups(tiles, thread, phase, weights, keys, values, batch, scratch)
         wait_for_all(sync, phase, tiles.threads)
         phase += 1
-        gather_rows(thread, phase, weights, layer[OUT][KIND], rows, scratch)
+        gather_rows(thread, phase, weights, layer[OUT], rows, scratch)
         wait_for_all(sync, phase, tiles.threads)
         phase += 1
         linear(tiles, sync, phase, layer[OUT], rows, scratch.inputs, scratch.sums, scratch.hidden, 1, unpacked)
         wait_for_all(sync, phase, tiles.threads)
         phase += 1
-        norm_rows(thread, phase, weights.norms[2 * i + 1], weights.epsilon, layer[GATE_UP][KIND], rows, scratch)
+        norm_rows(thread, phase, weights.norms[2 * i + 1], weights.epsilon, layer[GATE_UP], rows, scratch)
         wait_for_all(sync, phase, tiles.threads)
         phase += 1
         linear(tiles, sync, phase, layer[GATE_UP], rows, scratch.inputs, scratch.sums, scratch.gate_up, 0, unpacked)
         wait_for_all(sync, phase, tiles.threads)
         phase += 1
-        swiglu_rows(thread, phase, weights.ffn_size, layer[DOWN][KIND], rows, scratch)
+        swiglu_rows(thread, phase, weights.ffn_size, layer[DOWN], rows, scratch)
         wait_for_all(sync, phase, tiles.threads)
         phase += 1
         linear(tiles, sync, phase, layer[DOWN], rows, scratch.inputs, scratch.sums, scratch.hidden, 1, unpacked)
@@ -110,18 +109,18 @@ def embed_rows(phase, weights, batch, scratch):
 
 
 @njit(cache=True, nogil=True)
-def norm_row(thread, source, target, gain, epsilon, kind, scratch):
+def norm_row(thread, source, target, gain, epsilon, layer, scratch):
     """Row `target` of a linear layer's input = the norm of row `source` of the hidden state."""
     row = scratch.row[thread]
     rms_norm(scratch.hidden[source], gain, epsilon, row)
-    prepare(kind, address(row), gain.size, address(scratch.inputs[target]), address(scratch.sums[target]))
+    prepare(layer, row, address(scratch.inputs[target]), address(scratch.sums[target]))
 
 
 @njit(cache=True, nogil=True)
-def norm_rows(thread, phase, gain, epsilon, kind, rows, scratch):
+def norm_rows(thread, phase, gain, epsilon, layer, rows, scratch):
     m = take(scratch.sync, phase, 1)
     while m < rows:
-        norm_row(thread, m, m, gain, epsilon, kind, scratch)
+        norm_row(thread, m, m, gain, epsilon, layer, scratch)
         m = take(scratch.sync, phase, 1)
 
 
@@ -129,7 +128,7 @@ def norm_rows(thread, phase, gain, epsilon, kind, rows, scratch):
 def norm_sampled(thread, phase, weights, sampled, scratch):
     n = take(scratch.sync, phase, 1)
     while n < sampled.size:
-        norm_row(thread, sampled[n], n, weights.norms[-1], weights.epsilon, weights.head[KIND], scratch)
+        norm_row(thread, sampled[n], n, weights.norms[-1], weights.epsilon, weights.head, scratch)
         n = take(scratch.sync, phase, 1)
 
 
@@ -170,7 +169,7 @@ def attend_groups(tiles, thread, phase, weights, keys, values, batch, scratch):
 
 
 @njit(cache=True, nogil=True)
-def gather_rows(thread, phase, weights, kind, rows, scratch):
+def gather_rows(thread, phase, weights, layer, rows, scratch):
     """Attention's outputs, back from [kv_head][row], as the input of the o projection."""
     width = weights.head_dim * (weights.num_heads // weights.num_kv_heads)
     row = scratch.row[thread]
@@ -178,17 +177,16 @@ def gather_rows(thread, phase, weights, kind, rows, scratch):
     while m < rows:
         for h in range(weights.num_kv_heads):
             copy_row(address(scratch.attended[h, m]), address(row) + h * width * 4, width // 16)
-        depth = width * weights.num_kv_heads
-        prepare(kind, address(row), depth, address(scratch.inputs[m]), address(scratch.sums[m]))
+        prepare(layer, row, address(scratch.inputs[m]), address(scratch.sums[m]))
         m = take(scratch.sync, phase, 1)
 
 
 @njit(cache=True, nogil=True)
-def swiglu_rows(thread, phase, ffn_size, kind, rows, scratch):
-    row = address(scratch.row[thread])
+def swiglu_rows(thread, phase, ffn_size, layer, rows, scratch):
+    row = scratch.row[thread]
     m = take(scratch.sync, phase, 1)
     while m < rows:
         gate = address(scratch.gate_up[m])
-        swiglu_row(gate, gate + 4 * ffn_size, row, ffn_size // 16)
-        prepare(kind, row, ffn_size, address(scratch.inputs[m]), address(scratch.sums[m]))
+        swiglu_row(gate, gate + 4 * ffn_size, address(row), ffn_size // 16)
+        prepare(layer, row, address(scratch.inputs[m]), address(scratch.sums[m]))
         m = take(scratch.sync, phase, 1)

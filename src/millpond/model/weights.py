@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from millpond.errors import ModelFileError
 from millpond.kernels.matmul import BF16, F32_WEIGHTS
 from millpond.kernels.pack import Packed, pack_affine, pack_float
-from millpond.load.dequantize import AffineWeights, dequantize, to_affine
+from millpond.load.dequantize import dequantize, to_affine
 from millpond.load.gguf import GGUFFile, GGUFTensor
 from millpond.model.config import ModelConfig
 
@@ -18,7 +18,10 @@ Progress = Callable[[int, int], None]  # layers packed, layers in all
 
 @dataclass(frozen=True, slots=True)
 class LlamaWeights:
-    """layers[i] = [q k v, o, gate up, down]; norms: float32 [2 * layers + 1, hidden]; rope_factors divide the frequencies."""
+    """layers[i] = [q k v, o, gate up, down]; norms: float32 [2 * layers + 1, hidden].
+
+    rope_factors, float32 [head_dim / 2] where the file has them, divide the rotation's frequencies.
+    """
 
     embedding: Packed
     head: Packed

@@ -6,11 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.core.step import RequestFault, SampledToken, ScheduledRequest, SchedulerOutput, StepResult
-from millpond.kernels.tiles import load_tiles
 from millpond.kernels.attention import BLOCK, GROUP_TOKENS
+from millpond.kernels.tiles import load_tiles
 from millpond.model.arrays import Batch, KVCache, Scratch, Weights, new_kv_cache, new_scratch, new_weights
 from millpond.model.config import ModelConfig
 from millpond.model.llama import forward, link_forward
+from millpond.model.outliers import find_outliers, probe_tokens
 from millpond.model.weights import LlamaWeights
 from millpond.runner.sampler import Sampler
 
@@ -59,7 +60,23 @@ class ModelRunner:
             head_dim=config.head_dim,
         )
         self._entry = link_forward(self._tiles, self._weights, self._cache, self._batch(()), self._scratch)
+        self._outliers = self._find_outliers()
         self.sampler = Sampler(max_num_seqs, vocab_size, self._scratch.logits.shape[1])
+
+    def _find_outliers(self) -> list[NDArray[np.int64]]:
+        """Probe on one thread, so that the sums, and with them the choice, come out the same every time."""
+        weights = self._weights
+        layers = zip(self._packed.layers, weights.layers, strict=True)
+        pairs = [pair for packed, rows in layers for pair in zip(packed, rows, strict=True)]
+        tokens = probe_tokens(self._vocab_size)[: min(self._max_rows, self._max_model_len)]
+        blocks = tuple(range(-(-len(tokens) // (BLOCK * self._per_block))))
+
+        def probe() -> None:
+            batch = self._batch([ScheduledRequest("probe", 0, 0, tuple(tokens), blocks, True, 0)])
+            batch = batch._replace(sampled=np.arange(min(len(tokens), len(self._scratch.logits))))
+            forward(self._entry, self._tiles._replace(threads=1), weights, self._cache, batch, self._scratch)
+
+        return find_outliers([*pairs, (self._packed.head, weights.head)], probe)
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Run one step; a request whose logits are not finite gets a fault instead of a token."""
