@@ -5,21 +5,35 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+# The limit and the use of a cgroup, version 2 and version 1.
+CGROUP_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+
 
 def available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes that can be had without swapping: what the system says is available, cut to what the cgroup leaves."""
     available = _system_memory(meminfo)
-    try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        used = int((cgroup / "memory.current").read_text())
-    except (OSError, ValueError):
-        return available
-    return available if limit == "max" else max(0, min(available, int(limit) - used))
+    for limit_name, used_name in CGROUP_FILES:
+        limit, used = _number(cgroup / limit_name), _number(cgroup / used_name)
+        if limit is not None and used is not None:
+            return max(0, min(available, limit - used))
+    return available
 
 
 def _system_memory(meminfo: Path) -> int:
+    """What the system says is available; half of its memory where it does not say."""
     try:
         lines = meminfo.read_text().splitlines()
-    except OSError:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, IndexError, StopIteration):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
+def _number(path: Path) -> int | None:
+    """The number that a file holds; None where there is no such file, or something else in it ("max" is no limit)."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

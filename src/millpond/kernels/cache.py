@@ -42,6 +42,6 @@ def use_cache_folder() -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError:
-        folder = Path(tempfile.gettempdir()) / f"millpond-kernels-{source_hash()}"
-        folder.mkdir(exist_ok=True)
+        # a new folder, since compiled code is loaded from it: one that was there may be another user's
+        folder = Path(tempfile.mkdtemp(prefix="millpond-kernels-"))
     numba.config.CACHE_DIR = str(folder)

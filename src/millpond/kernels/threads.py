@@ -32,18 +32,24 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def cgroup_quota(cgroup: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """The cgroup's processor quota in cores (cpu.max, or version 1's pair of files); None where it has none."""
+    """The cgroup's processor quota in cores (version 2's cpu.max, or version 1's pair of files); None where unlimited
+    or not to be made out."""
+    words = _words(cgroup / "cpu.max") or [
+        *_words(cgroup / "cpu" / "cpu.cfs_quota_us"),
+        *_words(cgroup / "cpu" / "cpu.cfs_period_us"),
+    ]
     try:
-        quota, period = (cgroup / "cpu.max").read_text().split()[:2]
-    except (OSError, ValueError):
-        try:
-            quota = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text().strip()
-            period = (cgroup / "cpu" / "cpu.cfs_period_us").read_text().strip()
-        except OSError:
-            return None
-    if quota in ("max", "-1"):
+        quota, period = (int(word) for word in words)
+    except ValueError:  # "max", no files, or nothing that makes sense
         return None
-    return int(quota) / int(period)
+    return quota / period if quota > 0 and period > 0 else None
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
 
 
 def thread_count(setting: int | None) -> int:

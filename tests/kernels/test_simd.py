@@ -1,0 +1,135 @@
+"""The primitives that every tile is made of, each on whole arrays against numpy."""
+
+import numpy as np
+import pytest
+
+from kernels.emit import RUNNABLE_ISAS, lanes
+from millpond.kernels.simd import V16F32, V16I16, V16I32
+
+LARGEST_EXP_ERROR = 2.0  # units in the last place
+
+every_isa = pytest.mark.parametrize("isa", RUNNABLE_ISAS)
+
+
+def bits_of(values) -> np.ndarray:
+    return np.asarray(values, np.float32).view(np.uint32)
+
+
+def bf16_to_float(bits) -> np.ndarray:
+    return (np.asarray(bits, np.uint32) << 16).view(np.float32)
+
+
+@pytest.fixture(scope="module")
+def exp():
+    compiled = lanes(lambda ir, x: ir.exp(x), [V16F32], V16F32)
+    return lambda x: compiled(np.asarray(x, np.float32)).view(np.float32).ravel()
+
+
+@pytest.fixture(scope="module")
+def to_bf16():
+    compiled = lanes(lambda ir, x: ir.to_bf16(x), [V16F32], V16I16)
+    return lambda x: compiled(np.asarray(x, np.float32)).view(np.uint16).ravel()
+
+
+def test_exp_is_within_two_units_in_the_last_place(exp):
+    x = np.linspace(-87, 88, 1 << 20, dtype=np.float32)
+    exact = np.exp(x.astype(np.float64))
+    unit = np.spacing(np.maximum(exact, np.finfo(np.float32).tiny).astype(np.float32)).astype(np.float64)
+    assert (np.abs(exp(x) - exact) / unit).max() <= LARGEST_EXP_ERROR
+
+
+def test_exp_of_zero_is_exactly_one(exp):
+    np.testing.assert_array_equal(exp([0.0] * 8 + [-0.0] * 8), 1.0)
+
+
+def test_exp_below_its_range_is_a_vanishing_number_and_not_garbage(exp):
+    far = exp([-87.5, -88, -100, -104, -1000, -1e30, -3.4e38, -np.inf] * 2)
+    assert (far >= 0).all()
+    assert (far <= 2e-38).all()
+
+
+def test_exp_of_what_is_not_a_number_is_not_a_number_in_its_own_lane_only(exp):
+    x = np.zeros(16, np.float32)
+    x[[3, 11]] = np.nan
+    assert np.isnan(exp(x)).nonzero()[0].tolist() == [3, 11]
+
+
+@every_isa
+def test_half_to_float_is_exact_for_every_finite_bit_pattern(isa):
+    patterns = np.arange(1 << 16, dtype=np.uint16)
+    got = lanes(lambda ir, x: ir.half_to_float(x), [V16I16], V16F32, isa)(patterns).view(np.uint32).ravel()
+    halves = patterns.view(np.float16)
+    finite = np.isfinite(halves)
+    np.testing.assert_array_equal(got[finite], bits_of(halves.astype(np.float32))[finite])
+
+
+def test_to_bf16_rounds_to_the_nearest_and_ties_to_even(to_bf16):
+    bits = np.random.default_rng(0).integers(0, 1 << 32, 1 << 16, dtype=np.uint32)
+    bits[: 1 << 14] = (bits[: 1 << 14] & 0xFFFF0000) | 0x8000  # exactly between two neighbours
+    x = bits.view(np.float32)
+    x = x[np.isfinite(x)][: 1 << 15]
+    below, exact = bits_of(x) >> 16, x.astype(np.float64)
+    above = below + 1
+    beyond = bf16_to_float(above).astype(np.float64)
+    beyond = np.where(np.isinf(beyond), np.copysign(2.0**128, exact), beyond)  # infinity is where 2**128 would be
+    to_below, to_above = np.abs(exact - bf16_to_float(below)), np.abs(exact - beyond)
+    is_tie = to_below == to_above
+    assert is_tie.sum() > 1000
+    nearest = np.where(is_tie, below + below % 2, np.where(to_below < to_above, below, above))
+    np.testing.assert_array_equal(to_bf16(x), nearest.astype(np.uint16))
+
+
+def test_to_bf16_keeps_infinity_and_what_is_not_a_number(to_bf16):
+    values = np.array([np.inf, -np.inf, np.nan, -np.nan] * 4, np.float32)
+    np.testing.assert_array_equal(bf16_to_float(to_bf16(values)), values)
+
+
+@every_isa
+def test_dot_u8s8_is_exact_at_the_extremes_and_between(isa):
+    rng = np.random.default_rng(1)
+    weights = rng.integers(0, 256, (64, 64), dtype=np.uint8)
+    activations = rng.integers(-128, 128, (64, 64), dtype=np.int8)
+    weights[:4], activations[0], activations[1], activations[2], activations[3] = 255, -128, 127, -1, 0
+    start = rng.integers(-(1 << 20), 1 << 20, (64, 16), dtype=np.int32)
+    got = lanes(lambda ir, acc, w, a: ir.dot_u8s8(acc, w, a), [V16I32, V16I32, V16I32], V16I32, isa)(
+        start, weights, activations
+    ).view(np.int32)
+    products = (weights.astype(np.int32) * activations).reshape(64, 16, 4)
+    np.testing.assert_array_equal(got, start + products.sum(axis=2))
+    assert (got - start).min() == 4 * 255 * -128
+
+
+@every_isa
+def test_dot_bf16_is_close_to_exact(isa):
+    rng = np.random.default_rng(2)
+    x, y = (rng.integers(0x3C00, 0x4200, (256, 16, 2)).astype(np.uint16) for _ in range(2))
+    x |= (rng.integers(0, 2, x.shape) << 15).astype(np.uint16)
+    start = rng.standard_normal((256, 16)).astype(np.float32)
+    got = lanes(lambda ir, acc, x, y: ir.dot_bf16(acc, x, y), [V16F32, V16I32, V16I32], V16F32, isa)(start, x, y).view(
+        np.float32
+    )
+    products = bf16_to_float(x).astype(np.float64) * bf16_to_float(y)
+    magnitude = np.abs(products).sum(axis=2) + np.abs(start)
+    assert (np.abs(got - (start + products.sum(axis=2))) / magnitude).max() < 2.0**-22
+
+
+def test_select_max_takes_the_other_side_of_what_is_not_a_number(exp):
+    x, y = np.array([1, 2, -1, np.nan] * 4, np.float32), np.array([2, 1, -2, 5] * 4, np.float32)
+    got = lanes(lambda ir, x, y: ir.select_max(x, y), [V16F32, V16F32], V16F32)(x, y).view(np.float32)
+    np.testing.assert_array_equal(got.ravel(), [2, 2, -1, 5] * 4)
+
+
+def test_reduce_adds_by_one_fixed_tree():
+    x = np.random.default_rng(3).standard_normal((64, 16)).astype(np.float32) * np.float32(1e3)
+    got = lanes(lambda ir, x: ir.splat(ir.reduce(ir.b.fadd, x)), [V16F32], V16F32)(x).view(np.float32)
+    tree = x
+    for half in (8, 4, 2, 1):
+        tree = tree[:, :half] + tree[:, half : 2 * half]
+    np.testing.assert_array_equal(got, np.repeat(tree, 16, axis=1))
+
+
+def test_bf16_pair_takes_the_even_and_the_odd_ones_apart():
+    pairs = np.random.default_rng(4).integers(0, 0x7F80, (8, 16, 2)).astype(np.uint16)
+    for part in (0, 1):
+        got = lanes(lambda ir, x, part=part: ir.bf16_pair(x)[part], [V16I32], V16F32)(pairs).view(np.float32)
+        np.testing.assert_array_equal(got, bf16_to_float(pairs[..., part]))

@@ -1,0 +1,165 @@
+"""How many threads run, and that they share out the items of a phase without losing or repeating one."""
+
+import os
+import threading
+
+import numba
+import numpy as np
+import pytest
+from numba import njit
+
+from millpond.errors import ConfigError
+from millpond.kernels import threads
+from millpond.kernels.threads import (
+    CACHE_LINE,
+    cgroup_quota,
+    set_team,
+    start_phases,
+    take,
+    thread_count,
+    usable_cores,
+    wait_for_all,
+)
+
+
+@pytest.fixture
+def eight_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+
+
+@pytest.fixture(autouse=True)
+def same_team_afterwards():
+    before = numba.get_num_threads()
+    yield
+    numba.set_num_threads(before)
+
+
+def second_version(folder, text):
+    (folder / "cpu.max").write_text(text)
+    return folder
+
+
+def first_version(folder, quota, period):
+    (folder / "cpu").mkdir()
+    (folder / "cpu" / "cpu.cfs_quota_us").write_text(quota)
+    (folder / "cpu" / "cpu.cfs_period_us").write_text(period)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [
+        ("150000 100000\n", 2),
+        ("200000 100000\n", 2),
+        ("200001 100000\n", 3),
+        ("50000 100000\n", 1),
+        ("1000 100000\n", 1),
+        ("1600000 100000\n", 8),
+        ("max 100000\n", 8),
+    ],
+)
+def test_a_quota_is_rounded_up_to_whole_cores_and_never_above_the_affinity(eight_cores, tmp_path, text, cores):
+    assert usable_cores(second_version(tmp_path, text)) == cores
+
+
+def test_the_affinity_is_what_counts_where_there_is_no_quota(eight_cores, tmp_path):
+    assert usable_cores(tmp_path) == 8
+    assert usable_cores(tmp_path / "nowhere") == 8
+
+
+def test_the_affinity_of_this_process_is_asked_and_not_the_host(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert usable_cores(second_version(tmp_path, "max 100000")) == 1
+
+
+def test_without_an_affinity_to_ask_the_systems_count_is_taken(monkeypatch, tmp_path):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert usable_cores(tmp_path) == 1
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("150000", 1.5), ("-1", None), ("400000\n", 4.0)])
+def test_the_first_versions_pair_of_files_is_read_where_there_is_no_second(tmp_path, quota, expected):
+    assert cgroup_quota(first_version(tmp_path, quota, "100000\n")) == expected
+
+
+@pytest.mark.parametrize("text", ["", "\n", "150000", "many 100000", "1.5 x", "150000 0", "-5 100000", "0 100000"])
+def test_a_quota_that_makes_no_sense_is_no_quota(eight_cores, tmp_path, text):
+    assert usable_cores(second_version(tmp_path, text)) == 8
+
+
+@pytest.mark.parametrize(("quota", "period"), [("", ""), ("many", "100000"), ("150000", "0"), ("0", "100000")])
+def test_a_first_versions_quota_that_makes_no_sense_is_no_quota(eight_cores, tmp_path, quota, period):
+    assert usable_cores(first_version(tmp_path, quota, period)) == 8
+
+
+def test_an_explicit_number_of_threads_wins():
+    assert thread_count(1) == 1
+    assert thread_count(numba.config.NUMBA_NUM_THREADS) == numba.config.NUMBA_NUM_THREADS
+
+
+def test_without_a_setting_there_is_one_thread_for_each_usable_core(monkeypatch):
+    monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 16)
+    monkeypatch.setattr(threads, "usable_cores", lambda: 5)
+    assert thread_count(None) == 5
+
+
+def test_there_are_never_more_threads_than_numba_may_start(monkeypatch):
+    monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 3)
+    monkeypatch.setattr(threads, "usable_cores", lambda: 64)
+    assert thread_count(None) == 3
+
+
+def test_more_threads_than_may_be_started_are_refused_with_both_numbers(monkeypatch):
+    monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 3)
+    with pytest.raises(ConfigError, match="threads is 9, but this process may start at most 3"):
+        thread_count(9)
+
+
+@pytest.mark.parametrize("count", sorted({1, numba.config.NUMBA_NUM_THREADS}))
+def test_a_team_of_each_possible_size_really_runs_at_once(count):
+    assert set_team(count) == count
+    assert numba.get_num_threads() == count
+
+
+def test_a_team_that_does_not_come_together_is_a_team_of_one(monkeypatch):
+    monkeypatch.setattr(threads, "_roll_call", lambda count, sync: None)
+    assert set_team(numba.config.NUMBA_NUM_THREADS) == 1
+    assert numba.get_num_threads() == 1
+
+
+@njit(nogil=True)
+def walk(sync, team, chunk, taken, seen):
+    """One thread's way through taken.shape[0] phases: count what it takes; after each, how many items are done."""
+    for phase in range(1, taken.shape[0] + 1):
+        item = take(sync, phase, chunk)
+        while item < taken.shape[1]:
+            for i in range(item, min(item + chunk, taken.shape[1])):
+                taken[phase - 1, i] += 1
+            item = take(sync, phase, chunk)
+        wait_for_all(sync, phase, team)
+        seen[phase - 1] = taken[phase - 1].sum()
+
+
+@pytest.mark.parametrize(("team", "chunk"), [(1, 1), (2, 1), (2, 7), (3, 4)])
+def test_every_item_of_every_phase_is_taken_once_and_done_before_anyone_goes_on(team, chunk):
+    phases, items = 40, 53
+    sync = np.full((2 + phases) * CACHE_LINE, -1, np.int64)  # leftovers of a step before
+    start_phases(sync)
+    taken, seen = np.zeros((phases, items), np.int64), np.zeros((team, phases), np.int64)
+    walkers = [threading.Thread(target=walk, args=(sync, team, chunk, taken, seen[i])) for i in range(team)]
+    for walker in walkers:
+        walker.start()
+    for walker in walkers:
+        walker.join()
+    np.testing.assert_array_equal(taken, 1)
+    np.testing.assert_array_equal(seen, items)
+
+
+def test_counters_of_neighbouring_phases_do_not_share_a_cache_line():
+    sync = np.zeros(4 * CACHE_LINE, np.int64)
+    for phase in (1, 2, 2, 3, 3, 3):
+        take(sync, phase, 1)
+    assert np.flatnonzero(sync).tolist() == [CACHE_LINE, 2 * CACHE_LINE, 3 * CACHE_LINE]
+    assert sync[sync > 0].tolist() == [1, 2, 3]
