@@ -28,7 +28,7 @@ each is one message."""
 EXAMPLES = examples(
     "millpond chat",
     'millpond chat smollm2 --system "Answer in one sentence."',
-    'echo "Tell me the capital of France." | millpond chat',
+    'echo "What is the capital of France?" | millpond chat',
 )
 
 COMMANDS = """/help   this list
