@@ -1,11 +1,5 @@
 """Paged attention: each query row against the blocks of its sequence, in block order, whatever the batch.
 
-A block holds 16 positions. Its keys and values are laid out for the tiles, per K/V head:
-
-    bfloat16   keys [head_dim/2][16][2]: pairs of dimensions, positions along the vector
-               values [8][head_dim][2]: pairs of positions, dimensions along the vector
-    float32    keys [head_dim][16], values [16][head_dim]
-
 For each row: scores over all its blocks, a softmax over its context, then the weighted sum of the values.
 """
 
@@ -17,6 +11,11 @@ from numba.extending import intrinsic
 from millpond.kernels.link import call
 from millpond.kernels.simd import F32, I32, I64, V16F32, V16I32, Ir, address, put_float
 
+# A block holds 16 positions. Its keys and values are laid out for the tiles, per K/V head:
+#
+#     bfloat16   keys [head_dim/2][16][2]: pairs of dimensions, positions along the vector
+#                values [8][head_dim][2]: pairs of positions, dimensions along the vector
+#     float32    keys [head_dim][16], values [16][head_dim]
 BLOCK = 16
 TILE_ROWS = 6
 GROUP_TOKENS = 8  # consecutive tokens of one sequence that attend together and share each K/V load

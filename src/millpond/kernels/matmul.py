@@ -1,20 +1,8 @@
 """Linear layers: C[r, n] = sum over k of A[r, k] * W[n, k], in tiles of 4 rows by 48 columns.
 
-A weight matrix is cut along N into tiles of 48 columns, along K into groups of 32. In a tile, all of a group's
-bytes for a few k stand side by side for the 48 columns, so that one load feeds 16 lanes:
-
-    U4    [K/8][48][4] bytes: low nibbles are k..k+3, high nibbles k+4..k+7
-    U8    [K/4][48][4] bytes: k..k+3
-    BF16  [K/2][48][2] bfloat16: k, k+1
-    F32   [K][48] float32
-
-U4 and U8 are affine: w = scale * code + offset, with float16 scale and offset for each (column, group) stored as
-[K/32][scale: 48, offset: 48], times signed 8-bit activations with a float32 scale for each (row, group):
-
-    C[r, n] = sum over groups g of  s[r,g] * (scale[n,g] * dot(code, a) + offset[n,g] * sum(a))
-
-A few input channels are so large that they would coarsen their whole group. They are a property of the model; a row's
-values there are kept in float32, count as 0 in their group, and are multiplied on their own at the end.
+A weight matrix is cut along N into tiles of 48 columns and along K into groups of 32. U4 and U8 are affine,
+w = scale * code + offset with a float16 scale and offset for each (column, group), and meet signed 8-bit activations
+with a float32 scale for each (row, group); BF16 and F32 are what their names say.
 """
 
 from numba import njit, types
@@ -22,8 +10,21 @@ from numba.extending import intrinsic
 
 from millpond.kernels.link import call
 from millpond.kernels.simd import F32, I32, I64, V16F32, V16I16, V16I32, V64I8, Ir, address
-from millpond.kernels.threads import take
+from millpond.kernels.threads import done, take, wait_for
 
+# In a tile, all bytes for a few k stand side by side for the 48 columns, so that one load feeds 16 lanes:
+#
+#     U4    [K/8][48][4] bytes: low nibbles are k..k+3, high nibbles k+4..k+7
+#     U8    [K/4][48][4] bytes: k..k+3
+#     BF16  [K/2][48][2] bfloat16: k, k+1
+#     F32   [K][48] float32
+#
+# The scales of U4 and U8 are [K/32][scale: 48, offset: 48] float16, and
+#
+#     C[r, n] = sum over groups g of  s[r,g] * (scale[n,g] * dot(code, a) + offset[n,g] * sum(a))
+#
+# A few input channels are so large that they would coarsen their whole group. They are a property of the model; a row's
+# values there are kept in float32, count as 0 in their group, and are multiplied on their own at the end.
 U4, U8, BF16, F32_WEIGHTS = 0, 1, 2, 3
 COLUMNS = 48
 VECTORS = COLUMNS // 16
@@ -67,25 +68,12 @@ def _affine_group(ir, bits, rows, g, acc, a, lda, w, scales, sums, ldsums):
     return result
 
 
-def _outlier(ir, bits, rows, o, acc, w, scales, sums, ldsums, groups, outliers):
-    """One outlier channel: its weights, out of the codes, times the rows' float32 values, which follow their sums."""
-    b = ir.b
-    channel = ir.load(I64, ir.at(outliers, ir.times(o, 8)))
-    run, byte = b.sdiv(channel, I64(32 // bits)), b.and_(channel, I64(3))
-    shift = ir.times(byte, 8)
-    if bits == 4:
-        shift = b.add(shift, b.and_(channel, I64(4)))  # channels 4 to 7 of a run are the high nibbles
-    shift = ir.splat(b.trunc(shift, I32))
-    s_g = ir.at(scales, ir.times(b.sdiv(channel, I64(GROUP)), SCALE_BYTES))
-    weights = []
-    for j in range(VECTORS):
-        codes = b.lshr(ir.load(V16I32, ir.at(w, ir.times(run, VECTORS * 64)), 64 * j), shift)
-        code = b.sitofp(b.and_(codes, ir.const(V16I32, 2**bits - 1)), V16F32)
-        scale, offset = (ir.half_to_float(ir.load(V16I16, s_g, 32 * (j + half))) for half in (0, VECTORS))
-        weights.append(ir.fma(code, scale, offset))
+def _outlier(ir, rows, o, acc, sums, ldsums, groups, outliers):
+    """One outlier channel: its 48 float32 weights times the rows' values, which follow their sums."""
+    weights = [ir.load(V16F32, ir.at(outliers, ir.times(o, COLUMNS * 4)), 64 * j) for j in range(VECTORS)]
     result = []
     for r in range(rows):
-        x = ir.load_splat(F32, ir.at(sums, b.mul(ldsums, I64(r)), ir.times(groups, 8), ir.times(o, 4)))
+        x = ir.load_splat(F32, ir.at(sums, ir.b.mul(ldsums, I64(r)), ir.times(groups, 8), ir.times(o, 4)))
         result += [ir.fma(x, weights[j], acc[r * VECTORS + j]) for j in range(VECTORS)]
     return result
 
@@ -120,7 +108,7 @@ def gemm_tile(typingctx, avx512, kind, rows, add, a, lda, w, scales, sums, ldsum
     """C[0:rows, 0:48] = (where add is 1, +=) A @ W for one tile. Addresses, strides in bytes; the first three literal.
 
     a: int8, bfloat16 or float32 [rows][K] as the kind wants it. sums: for each row float32 [K/32][scale, scale * sum of
-    codes], then the values of the `count` outlier channels, whose numbers are at `outliers`.
+    codes], then the values of the `count` outlier channels. outliers: float32 [count][48], their weights.
     """
     avx512_, kind_, rows_ = avx512.literal_value, kind.literal_value, rows.literal_value
 
@@ -136,9 +124,7 @@ def gemm_tile(typingctx, avx512, kind, rows, add, a, lda, w, scales, sums, ldsum
 
         acc = ir.loop(groups, [ir.zero()] * (rows_ * VECTORS), group)
         if kind_ in (U4, U8):
-            bits = 4 if kind_ == U4 else 8
-            one = lambda o, acc: _outlier(ir, bits, rows_, o, acc, w, scales, sums, ldsums, groups, outliers)  # noqa: E731
-            acc = ir.loop(count, acc, one)
+            acc = ir.loop(count, acc, lambda o, acc: _outlier(ir, rows_, o, acc, sums, ldsums, groups, outliers))
         for r in range(rows_):
             c_r = ir.at(c, builder.mul(ldc, I64(r)))
             for j in range(VECTORS):
@@ -170,6 +156,41 @@ def unpack_tile(typingctx, source, target, count):
     return types.void(types.int64, types.int64, types.int64), codegen
 
 
+@intrinsic(prefer_literal=True)
+def outlier_tile(typingctx, kind, w, scales, channels, count, target):
+    """target = float32 [count][48], the weights of the given input channels (int64 [count]) in one affine tile."""
+    bits = 4 if kind.literal_value == U4 else 8
+
+    def codegen(context, builder, signature, args):
+        ir, b = Ir(builder), builder
+        w, scales, channels, count, target = args[1:]
+
+        def one(o, _):
+            channel = ir.load(I64, ir.at(channels, ir.times(o, 8)))
+            run, shift = b.sdiv(channel, I64(32 // bits)), ir.times(b.and_(channel, I64(3)), 8)
+            if bits == 4:
+                shift = b.add(shift, b.and_(channel, I64(4)))  # channels 4 to 7 of a run are the high nibbles
+            shift = ir.splat(b.trunc(shift, I32))
+            s_g = ir.at(scales, ir.times(b.sdiv(channel, I64(GROUP)), SCALE_BYTES))
+            for j in range(VECTORS):
+                codes = b.lshr(ir.load(V16I32, ir.at(w, ir.times(run, VECTORS * 64)), 64 * j), shift)
+                code = b.sitofp(b.and_(codes, ir.const(V16I32, 2**bits - 1)), V16F32)
+                scale, offset = (ir.half_to_float(ir.load(V16I16, s_g, 32 * (j + half))) for half in (0, VECTORS))
+                ir.store(ir.fma(code, scale, offset), ir.at(target, ir.times(o, COLUMNS * 4)), 64 * j)
+            return []
+
+        ir.loop(count, [], one)
+        return context.get_dummy_value()
+
+    return types.void(kind, *[types.int64] * 5), codegen
+
+
+@njit(cache=True, nogil=True)
+def outlier_weights(kind, w, scales, channels, count, target):
+    """outlier_tile as a function to be compiled on its own, once for each affine kind."""
+    outlier_tile(kind, w, scales, channels, count, target)
+
+
 @njit(cache=True, nogil=True)
 def gemm(avx512, kind, rows, add, a, lda, w, scales, sums, ldsums, c, ldc, groups, outliers, count):
     """gemm_tile as a function to be compiled on its own, once for each (avx512, kind, rows)."""
@@ -186,17 +207,22 @@ def unpack(source, target, count):
 def linear_tile(tiles, layer, tile, first, last, inputs, sums, outputs, add, scratch):
     """Rows first..last of one tile of a linear layer.
 
-    layer: its descriptor. inputs: the rows as prepared for the layer's kind, at a stride of `inputs.strides[0]` bytes.
-    outputs: float32 [rows, at least columns]. scratch: uint8, this thread's own, for an unpacked tile.
+    layer: its descriptor. inputs: the rows as prepared for the layer's kind, `input_stride` apart.
+    outputs: float32 [rows, at least columns]. scratch: uint8, this thread's own, for the weights of outlier channels
+    and then an unpacked tile.
     """
     kind, depth = layer[KIND], layer[DEPTH]
     groups = depth // GROUP
     w = layer[WEIGHTS] + tile * depth * _tile_bytes_per_k(kind)
     scales = layer[SCALES] + tile * groups * SCALE_BYTES
+    outliers, count = address(scratch), layer[OUTLIER_COUNT]
+    if count:
+        call(tiles.outliers[kind], kind, w, scales, layer[OUTLIERS], count, outliers)
     if kind == U4 and last - first >= UNPACK_ROWS:
-        call(tiles.unpack, w, address(scratch), depth // 8)
-        kind, w = U8, address(scratch)
-    lda, ldc, ldsums = inputs.strides[0], outputs.strides[0], sums.strides[0]
+        unpacked = outliers + count * COLUMNS * 4
+        call(tiles.unpack, w, unpacked, depth // 8)
+        kind, w = U8, unpacked
+    lda, ldc, ldsums = input_stride(layer), outputs.strides[0], sums.strides[0]
     row = first
     while row < last:
         rows = min(ROWS, last - row)
@@ -204,9 +230,16 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, outputs, add, scr
         s = address(sums) + row * ldsums
         call(
             tiles.gemm[kind, rows], 0, kind, rows, add, a, lda, w, scales, s, ldsums, c, ldc, groups,
-            layer[OUTLIERS], layer[OUTLIER_COUNT],
+            outliers, count,
         )  # fmt: skip
         row += rows
+
+
+@njit(cache=True, nogil=True)
+def input_stride(layer):
+    """Bytes from one prepared input row of a layer to the next: the row, and a line so that rows do not share sets."""
+    kind, depth = layer[KIND], layer[DEPTH]
+    return 64 + depth * (1 if kind <= U8 else 2 if kind == BF16 else 4)
 
 
 @njit(cache=True, nogil=True)
@@ -222,12 +255,15 @@ def _tile_bytes_per_k(kind):
 def linear(tiles, sync, phase, layer, rows, inputs, sums, outputs, add, scratch):
     """outputs[:rows] = (add = 0) or += (add = 1) inputs[:rows] @ W.T, shared out by tile and block of rows."""
     across, blocks = layer[COLUMN_COUNT] // COLUMNS, (rows + ROW_BLOCK - 1) // ROW_BLOCK
+    items = across * blocks
     chunk = max(1, across // (8 * tiles.threads)) if blocks == 1 else 1
     item = take(sync, phase, chunk)
-    while item < across * blocks:
-        for i in range(item, min(item + chunk, across * blocks)):
+    while item < items:
+        end = min(item + chunk, items)
+        for i in range(item, end):
             first = (i % blocks) * ROW_BLOCK
-            linear_tile(
-                tiles, layer, i // blocks, first, min(first + ROW_BLOCK, rows), inputs, sums, outputs, add, scratch
-            )
+            last = min(first + ROW_BLOCK, rows)
+            linear_tile(tiles, layer, i // blocks, first, last, inputs, sums, outputs, add, scratch)
+        done(sync, phase, end - item)
         item = take(sync, phase, chunk)
+    wait_for(sync, phase, items)

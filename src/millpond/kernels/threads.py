@@ -1,7 +1,8 @@
-"""How many threads, and how they walk a step together: one parallel region, phases, a spinning barrier between them.
+"""How many threads, and how they walk a step together: one parallel region, cut into phases.
 
 Inside a phase, work items are taken from a counter, so that a core that is slowed down by its neighbours takes fewer.
-Which thread does an item never changes the item's result.
+A phase is over when its items are done, not when every thread has come by: one that was off its core catches up
+without holding the others back. Which thread does an item never changes the item's result.
 """
 
 import os
@@ -20,7 +21,8 @@ from millpond.errors import ConfigError
 from millpond.kernels.simd import I32, I64, address
 
 CACHE_LINE = 8  # int64 per 64 bytes: each counter has a line of its own
-SPINS_BEFORE_YIELD = 4096
+COUNTERS = 2 * CACHE_LINE  # a phase has two: the next item to take, and how many are done
+SPINS_BEFORE_YIELD = 16384
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
@@ -131,21 +133,26 @@ def start_phases(sync):
 
 
 @njit(cache=True, nogil=True)
-def wait_for_all(sync, phase, threads):
-    """The end of phase `phase` (1, 2, ...): returns once every thread has come here. sync[0] counts arrivals."""
-    where, target, spins = address(sync), phase * threads, 0
-    atomic_add(where, 1)
-    while atomic_load(where) < target:
+def take(sync, phase, count):
+    """The first of the next `count` work items of a phase (0, 1, 2, ...)."""
+    return atomic_add(address(sync) + 8 * COUNTERS * phase, count)
+
+
+@njit(cache=True, nogil=True)
+def done(sync, phase, count):
+    """Say that `count` items of a phase are done, and everything that they wrote is there to read."""
+    atomic_add(address(sync) + 8 * (COUNTERS * phase + CACHE_LINE), count)
+
+
+@njit(cache=True, nogil=True)
+def wait_for(sync, phase, items):
+    """Return once all the items of a phase are done, whoever did them."""
+    where, spins = address(sync) + 8 * (COUNTERS * phase + CACHE_LINE), 0
+    while atomic_load(where) < items:
         relax()
         spins += 1
         if spins % SPINS_BEFORE_YIELD == 0:
             give_way()
-
-
-@njit(cache=True, nogil=True)
-def take(sync, phase, chunk):
-    """The first of the next `chunk` work items of a phase; each phase has its own counter."""
-    return atomic_add(address(sync) + 64 * phase, chunk)
 
 
 @njit(cache=True, nogil=True, parallel=True)

@@ -9,15 +9,17 @@ from numpy.typing import NDArray
 
 from millpond.kernels.attention import GROUP_TOKENS, TILE_ROWS, score, softmax, value
 from millpond.kernels.link import entry_point
-from millpond.kernels.matmul import ROWS, U4, U8, gemm, unpack
+from millpond.kernels.matmul import ROWS, U4, U8, gemm, outlier_weights, unpack
 
 
 class Tiles(NamedTuple):
-    """Addresses by literal: gemm [kind, rows], score [rows], value [rows, vectors]; how many threads share a step."""
+    """Addresses by literal: gemm [kind, rows], outliers [kind], score [rows], value [rows, vectors];
+    threads: how many share a step."""
 
     threads: int
     gemm: NDArray[np.int64]
     unpack: int
+    outliers: NDArray[np.int64]
     score: NDArray[np.int64]
     softmax: int
     value: NDArray[np.int64]
@@ -33,6 +35,9 @@ def load_tiles(
     for kind in {*kinds} | ({U8} if U4 in kinds else set()):  # a 4-bit tile that is unpacked goes on as an 8-bit one
         for rows in range(1, ROWS + 1):
             gemms[kind, rows] = entry_point(gemm, avx512, types.literal(kind), types.literal(rows), *ints)
+    outliers = np.zeros(U8 + 1, np.int64)
+    for kind in {U4, U8} & {*kinds}:
+        outliers[kind] = entry_point(outlier_weights, types.literal(kind), *ints[:5])
     scores, values = np.zeros(TILE_ROWS + 1, np.int64), np.zeros((TILE_ROWS + 1, 5), np.int64)
     for rows in attention_rows(heads_per_kv):
         literal = types.literal(rows)
@@ -43,6 +48,7 @@ def load_tiles(
         threads=threads,
         gemm=gemms,
         unpack=entry_point(unpack, *ints[:3]),
+        outliers=outliers,
         score=scores,
         softmax=entry_point(softmax, bf16, *ints[:4]),
         value=values,

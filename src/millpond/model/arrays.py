@@ -6,15 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels.attention import BLOCK, GROUP_TOKENS
-from millpond.kernels.matmul import DESCRIPTOR_SIZE
+from millpond.kernels.matmul import COLUMNS, DESCRIPTOR_SIZE
 from millpond.kernels.pack import padded
-from millpond.kernels.threads import CACHE_LINE
+from millpond.kernels.threads import COUNTERS
 from millpond.model.config import ModelConfig
+from millpond.model.llama import PHASES_AROUND, PHASES_PER_LAYER
 from millpond.model.outliers import MOST_OUTLIERS
 from millpond.model.weights import LlamaWeights
-
-PHASES_PER_LAYER = 10
-PHASES_AROUND = 3  # embedding; the last norm; the head
 
 
 class Weights(NamedTuple):
@@ -127,16 +125,16 @@ def new_scratch(
     blocks, group_rows = -(-max_model_len // BLOCK), GROUP_TOKENS * config.heads_per_kv
     return Scratch(
         hidden=np.zeros((rows, padded(config.hidden_size)), np.float32),
-        inputs=np.zeros((max(rows, sampled), depth * 4), np.uint8),
+        inputs=np.zeros(max(rows, sampled) * (depth * 4 + 64), np.uint8),
         sums=np.zeros((max(rows, sampled), depth // 16 + MOST_OUTLIERS), np.float32),
         qkv=np.zeros((rows, padded(heads * config.head_dim)), np.float32),
         queries=np.zeros((config.num_kv_heads, rows, width), kv_dtype),
         attended=np.zeros((config.num_kv_heads, rows, width), np.float32),
         gate_up=np.zeros((rows, padded(2 * config.ffn_size)), np.float32),
         logits=np.zeros((sampled, padded(config.vocab_size)), np.float32),
-        unpacked=np.zeros((threads, depth * 48), np.uint8),
+        unpacked=np.zeros((threads, (depth + 4 * MOST_OUTLIERS) * COLUMNS), np.uint8),
         row=np.zeros((threads, depth), np.float32),
         scores=np.zeros((threads, group_rows, blocks * BLOCK), np.float32),
         factors=np.zeros((threads, group_rows), np.float32),
-        sync=np.zeros((2 + PHASES_AROUND + PHASES_PER_LAYER * config.num_layers) * CACHE_LINE, np.int64),
+        sync=np.zeros((PHASES_AROUND + PHASES_PER_LAYER * config.num_layers) * COUNTERS, np.int64),
     )

@@ -9,7 +9,7 @@ from numba import njit, prange, typeof, types
 from millpond.kernels.attention import BLOCK, attend
 from millpond.kernels.embedding import embed
 from millpond.kernels.link import call, entry_point
-from millpond.kernels.matmul import linear
+from millpond.kernels.matmul import input_stride, linear
 from millpond.kernels.pointwise import (
     copy_row,
     prepare,
@@ -21,9 +21,11 @@ from millpond.kernels.pointwise import (
     write_value,
 )
 from millpond.kernels.simd import address
-from millpond.kernels.threads import start_phases, take, wait_for_all
+from millpond.kernels.threads import done, start_phases, take, wait_for
 
 QKV, OUT, GATE_UP, DOWN = range(4)
+PHASES_PER_LAYER = 10
+PHASES_AROUND = 3  # embedding; the last norm; the head
 
 
 @njit(cache=True, nogil=True, parallel=True)
@@ -44,60 +46,27 @@ def link_forward(tiles, weights, cache, batch, scratch):
 
 @njit(cache=True, nogil=True)
 def walk(thread, tiles, weights, cache, batch, scratch):
-    """One thread's part of a step."""
-    sync, rows, phase = scratch.sync, batch.tokens.size, 1
-    unpacked = scratch.unpacked[thread]
-    embed_rows(phase, weights, batch, scratch)
-    wait_for_all(sync, phase, tiles.threads)
+    """One thread's part of a step. Each call is a phase and returns when all of the phase's work is done."""
+    sync, rows, unpacked = scratch.sync, batch.tokens.size, scratch.unpacked[thread]
+    inputs, sums = scratch.inputs, scratch.sums
+    embed_rows(0, weights, batch, scratch)
     for i in range(weights.layers.shape[0]):
         layer, keys, values = weights.layers[i], cache.keys[i], cache.values[i]
-        phase += 1
+        phase = 1 + PHASES_PER_LAYER * i
         norm_rows(thread, phase, weights.norms[2 * i], weights.epsilon, layer[QKV], rows, scratch)
-        wait_for_all(sync, phase, tiles.threads)
-        phase += 1
-        linear(tiles, sync, phase, layer[QKV], rows, scratch.inputs, scratch.sums, scratch.qkv, 0, unpacked)
-        wait_for_all(sync, phase, tiles.threads)
-        phase += 1
-        rotate_rows(thread, phase, weights, keys, values, batch, scratch)
-        wait_for_all(sync, phase, tiles.threads)
-        phase += 1
-        attend_groups(tiles, thread, phase, weights, keys, values, batch, scratch)
-        wait_for_all(sync, phase, tiles.threads)
-        phase += 1
-        gather_rows(thread, phase, weights, layer[OUT], rows, scratch)
-        wait_for_all(sync, phase, tiles.threads)
-        phase += 1
-        linear(tiles, sync, phase, layer[OUT], rows, scratch.inputs, scratch.sums, scratch.hidden, 1, unpacked)
-        wait_for_all(sync, phase, tiles.threads)
-        phase += 1
-        norm_rows(thread, phase, weights.norms[2 * i + 1], weights.epsilon, layer[GATE_UP], rows, scratch)
-        wait_for_all(sync, phase, tiles.threads)
-        phase += 1
-        linear(tiles, sync, phase, layer[GATE_UP], rows, scratch.inputs, scratch.sums, scratch.gate_up, 0, unpacked)
-        wait_for_all(sync, phase, tiles.threads)
-        phase += 1
-        swiglu_rows(thread, phase, weights.ffn_size, layer[DOWN], rows, scratch)
-        wait_for_all(sync, phase, tiles.threads)
-        phase += 1
-        linear(tiles, sync, phase, layer[DOWN], rows, scratch.inputs, scratch.sums, scratch.hidden, 1, unpacked)
-        wait_for_all(sync, phase, tiles.threads)
-    phase += 1
+        linear(tiles, sync, phase + 1, layer[QKV], rows, inputs, sums, scratch.qkv, 0, unpacked)
+        rotate_rows(thread, phase + 2, weights, keys, values, batch, scratch)
+        attend_groups(tiles, thread, phase + 3, weights, keys, values, batch, scratch)
+        gather_rows(thread, phase + 4, weights, layer[OUT], rows, scratch)
+        linear(tiles, sync, phase + 5, layer[OUT], rows, inputs, sums, scratch.hidden, 1, unpacked)
+        norm_rows(thread, phase + 6, weights.norms[2 * i + 1], weights.epsilon, layer[GATE_UP], rows, scratch)
+        linear(tiles, sync, phase + 7, layer[GATE_UP], rows, inputs, sums, scratch.gate_up, 0, unpacked)
+        swiglu_rows(thread, phase + 8, weights.ffn_size, layer[DOWN], rows, scratch)
+        linear(tiles, sync, phase + 9, layer[DOWN], rows, inputs, sums, scratch.hidden, 1, unpacked)
+    phase = 1 + PHASES_PER_LAYER * weights.layers.shape[0]
     norm_sampled(thread, phase, weights, batch.sampled, scratch)
-    wait_for_all(sync, phase, tiles.threads)
-    phase += 1
-    if batch.sampled.size:
-        linear(
-            tiles,
-            sync,
-            phase,
-            weights.head,
-            batch.sampled.size,
-            scratch.inputs,
-            scratch.sums,
-            scratch.logits,
-            0,
-            unpacked,
-        )
+    sampled = batch.sampled.size
+    linear(tiles, sync, phase + 1, weights.head, sampled, inputs, sums, scratch.logits, 0, unpacked)
 
 
 @njit(cache=True, nogil=True)
@@ -105,7 +74,9 @@ def embed_rows(phase, weights, batch, scratch):
     m = take(scratch.sync, phase, 1)
     while m < batch.tokens.size:
         embed(weights.embedding, batch.tokens[m], scratch.hidden[m])
+        done(scratch.sync, phase, 1)
         m = take(scratch.sync, phase, 1)
+    wait_for(scratch.sync, phase, batch.tokens.size)
 
 
 @njit(cache=True, nogil=True)
@@ -113,7 +84,7 @@ def norm_row(thread, source, target, gain, epsilon, layer, scratch):
     """Row `target` of a linear layer's input = the norm of row `source` of the hidden state."""
     row = scratch.row[thread]
     rms_norm(scratch.hidden[source], gain, epsilon, row)
-    prepare(layer, row, address(scratch.inputs[target]), address(scratch.sums[target]))
+    prepare(layer, row, address(scratch.inputs) + target * input_stride(layer), address(scratch.sums[target]))
 
 
 @njit(cache=True, nogil=True)
@@ -121,7 +92,9 @@ def norm_rows(thread, phase, gain, epsilon, layer, rows, scratch):
     m = take(scratch.sync, phase, 1)
     while m < rows:
         norm_row(thread, m, m, gain, epsilon, layer, scratch)
+        done(scratch.sync, phase, 1)
         m = take(scratch.sync, phase, 1)
+    wait_for(scratch.sync, phase, rows)
 
 
 @njit(cache=True, nogil=True)
@@ -129,7 +102,9 @@ def norm_sampled(thread, phase, weights, sampled, scratch):
     n = take(scratch.sync, phase, 1)
     while n < sampled.size:
         norm_row(thread, sampled[n], n, weights.norms[-1], weights.epsilon, weights.head, scratch)
+        done(scratch.sync, phase, 1)
         n = take(scratch.sync, phase, 1)
+    wait_for(scratch.sync, phase, sampled.size)
 
 
 @njit(cache=True, nogil=True)
@@ -151,7 +126,9 @@ def rotate_rows(thread, phase, weights, keys, values, batch, scratch):
             rotate(qkv[k + h * dim : k + (h + 1) * dim], cosine, sine, row)
             write_key(row, keys[block, h], offset)
             write_value(qkv[v + h * dim : v + (h + 1) * dim], values[block, h], offset, batch.cleared[m])
+        done(scratch.sync, phase, 1)
         m = take(scratch.sync, phase, 1)
+    wait_for(scratch.sync, phase, batch.tokens.size)
 
 
 @njit(cache=True, nogil=True)
@@ -165,7 +142,9 @@ def attend_groups(tiles, thread, phase, weights, keys, values, batch, scratch):
         q, o = address(scratch.queries[h, first]), address(scratch.attended[h, first])
         table, scores, factors = batch.tables[sequence], scratch.scores[thread], scratch.factors[thread]
         attend(tiles, keys, values, h, count * per_token, per_token, length, table, q, o, dim, scores, factors)
+        done(scratch.sync, phase, 1)
         item = take(scratch.sync, phase, 1)
+    wait_for(scratch.sync, phase, batch.groups.shape[0] * kv_heads)
 
 
 @njit(cache=True, nogil=True)
@@ -177,8 +156,10 @@ def gather_rows(thread, phase, weights, layer, rows, scratch):
     while m < rows:
         for h in range(weights.num_kv_heads):
             copy_row(address(scratch.attended[h, m]), address(row) + h * width * 4, width // 16)
-        prepare(layer, row, address(scratch.inputs[m]), address(scratch.sums[m]))
+        prepare(layer, row, address(scratch.inputs) + m * input_stride(layer), address(scratch.sums[m]))
+        done(scratch.sync, phase, 1)
         m = take(scratch.sync, phase, 1)
+    wait_for(scratch.sync, phase, rows)
 
 
 @njit(cache=True, nogil=True)
@@ -188,5 +169,7 @@ def swiglu_rows(thread, phase, ffn_size, layer, rows, scratch):
     while m < rows:
         gate = address(scratch.gate_up[m])
         swiglu_row(gate, gate + 4 * ffn_size, address(row), ffn_size // 16)
-        prepare(layer, row, address(scratch.inputs[m]), address(scratch.sums[m]))
+        prepare(layer, row, address(scratch.inputs) + m * input_stride(layer), address(scratch.sums[m]))
+        done(scratch.sync, phase, 1)
         m = take(scratch.sync, phase, 1)
+    wait_for(scratch.sync, phase, rows)
