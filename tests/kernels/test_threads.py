@@ -12,13 +12,15 @@ from millpond.errors import ConfigError
 from millpond.kernels import threads
 from millpond.kernels.threads import (
     CACHE_LINE,
+    COUNTERS,
     cgroup_quota,
+    done,
     set_team,
     start_phases,
     take,
     thread_count,
     usable_cores,
-    wait_for_all,
+    wait_for,
 )
 
 
@@ -130,25 +132,28 @@ def test_a_team_that_does_not_come_together_is_a_team_of_one(monkeypatch):
 
 
 @njit(nogil=True)
-def walk(sync, team, chunk, taken, seen):
+def walk(sync, chunk, taken, seen):
     """One thread's way through taken.shape[0] phases: count what it takes; after each, how many items are done."""
-    for phase in range(1, taken.shape[0] + 1):
+    phases, items = taken.shape
+    for phase in range(phases):
         item = take(sync, phase, chunk)
-        while item < taken.shape[1]:
-            for i in range(item, min(item + chunk, taken.shape[1])):
-                taken[phase - 1, i] += 1
+        while item < items:
+            end = min(item + chunk, items)
+            for i in range(item, end):
+                taken[phase, i] += 1
+            done(sync, phase, end - item)
             item = take(sync, phase, chunk)
-        wait_for_all(sync, phase, team)
-        seen[phase - 1] = taken[phase - 1].sum()
+        wait_for(sync, phase, items)
+        seen[phase] = taken[phase].sum()
 
 
 @pytest.mark.parametrize(("team", "chunk"), [(1, 1), (2, 1), (2, 7), (3, 4)])
 def test_every_item_of_every_phase_is_taken_once_and_done_before_anyone_goes_on(team, chunk):
     phases, items = 40, 53
-    sync = np.full((2 + phases) * CACHE_LINE, -1, np.int64)  # leftovers of a step before
+    sync = np.full(phases * COUNTERS, -1, np.int64)  # leftovers of a step before
     start_phases(sync)
     taken, seen = np.zeros((phases, items), np.int64), np.zeros((team, phases), np.int64)
-    walkers = [threading.Thread(target=walk, args=(sync, team, chunk, taken, seen[i])) for i in range(team)]
+    walkers = [threading.Thread(target=walk, args=(sync, chunk, taken, seen[i])) for i in range(team)]
     for walker in walkers:
         walker.start()
     for walker in walkers:
@@ -157,9 +162,36 @@ def test_every_item_of_every_phase_is_taken_once_and_done_before_anyone_goes_on(
     np.testing.assert_array_equal(seen, items)
 
 
-def test_counters_of_neighbouring_phases_do_not_share_a_cache_line():
-    sync = np.zeros(4 * CACHE_LINE, np.int64)
-    for phase in (1, 2, 2, 3, 3, 3):
-        take(sync, phase, 1)
-    assert np.flatnonzero(sync).tolist() == [CACHE_LINE, 2 * CACHE_LINE, 3 * CACHE_LINE]
-    assert sync[sync > 0].tolist() == [1, 2, 3]
+def test_a_thread_that_comes_late_finds_nothing_to_do_and_holds_nobody_back():
+    sync, taken = np.zeros(3 * COUNTERS, np.int64), np.zeros((3, 5), np.int64)
+    first, late = np.zeros(3, np.int64), np.zeros(3, np.int64)
+    walk(sync, 1, taken, first)
+    walk(sync, 1, taken, late)
+    np.testing.assert_array_equal(taken, 1)
+    np.testing.assert_array_equal([first, late], 5)
+
+
+def test_a_phase_is_not_over_before_the_items_that_another_thread_took_are_done():
+    sync = np.zeros(COUNTERS, np.int64)
+    done(sync, 0, take(sync, 0, 2) + 2)
+    over = threading.Event()
+
+    def wait():
+        wait_for(sync, 0, 3)
+        over.set()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert not over.wait(0.05)
+    done(sync, 0, 1)
+    waiting.join()
+    assert over.is_set()
+
+
+def test_no_two_counters_share_a_cache_line():
+    sync = np.zeros(3 * COUNTERS, np.int64)
+    for phase in range(3):
+        take(sync, phase, 1 + phase)
+        done(sync, phase, 11 + phase)
+    assert np.flatnonzero(sync).tolist() == [line * CACHE_LINE for line in range(6)]
+    assert sync[sync > 0].tolist() == [1, 11, 2, 12, 3, 13]
