@@ -1,0 +1,180 @@
+"""Paged attention against a softmax in numpy, in both types of cache, whatever lies in the rest of the blocks."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from kernels.emit import RUNNABLE_ISAS
+from millpond.kernels.attention import BLOCK, GROUP_TOKENS, attend
+from millpond.kernels.matmul import F32_WEIGHTS
+from millpond.kernels.pack import round_to_bf16
+from millpond.kernels.pointwise import write_key, write_value
+from millpond.kernels.tiles import load_tiles
+
+BF16, FLOAT32 = np.uint16, np.float32
+# Of a weighted mean of values near 1: a bfloat16 weight is off by up to 2**-9 of itself, a float32 sum by a few 2**-24.
+TOLERANCE = {BF16: 2.0**-8, FLOAT32: 2e-6}
+LENGTHS = [1, 15, 16, 17, 33]
+
+every_isa = pytest.mark.parametrize("isa", RUNNABLE_ISAS)
+every_type = pytest.mark.parametrize("kind", [BF16, FLOAT32], ids=["bfloat16", "float32"])
+
+
+@cache
+def tiles_for(isa, kind, head_dim, heads_per_kv):
+    shape = {"heads_per_kv": heads_per_kv, "head_dim": head_dim}
+    return load_tiles(isa, 1, kinds={F32_WEIGHTS}, kv_dtype=kind, **shape)
+
+
+def rounded(x: np.ndarray, kind: type) -> np.ndarray:
+    """Float32 values as a cache of this kind holds them."""
+    return x if kind is FLOAT32 else (round_to_bf16(x).astype(np.uint32) << 16).view(np.float32)
+
+
+class Sequence:
+    """One sequence's keys and values, float32 [positions, kv_heads, head_dim], in scattered blocks of leftovers."""
+
+    def __init__(self, kind, positions, *, kv_heads=2, head_dim=64, heads_per_kv=3, seed=0, leftovers=np.nan):
+        rng = np.random.default_rng(seed)
+        self.kind, self.head_dim, self.heads_per_kv = kind, head_dim, heads_per_kv
+        self.k, self.v = rounded(rng.standard_normal((2, positions, kv_heads, head_dim)).astype(np.float32), kind)
+        self.q = rng.standard_normal((positions, kv_heads, heads_per_kv, head_dim)).astype(np.float32)
+        self.q = rounded(self.q, kind)
+        blocks = -(-positions // BLOCK)
+        self.table = rng.permutation(2 * blocks)[:blocks].astype(np.int64)
+        self.keys, self.values = self.new_cache(2 * blocks, kv_heads, leftovers)
+        for position in range(positions):
+            self.put(position, cleared=BLOCK - 1 - position % BLOCK if position == positions - 1 else 0)
+
+    def new_cache(self, blocks, kv_heads, leftovers):
+        shapes = {
+            BF16: ((self.head_dim // 2, BLOCK, 2), (BLOCK // 2, self.head_dim, 2)),
+            FLOAT32: ((self.head_dim, BLOCK), (BLOCK, self.head_dim)),
+        }
+        fill = round_to_bf16(np.full(1, leftovers, np.float32))[0] if self.kind is BF16 else np.float32(leftovers)
+        return (np.full((blocks, kv_heads, *shape), fill, self.kind) for shape in shapes[self.kind])
+
+    def put(self, position, cleared):
+        block, offset = self.table[position // BLOCK], position % BLOCK
+        for head in range(self.k.shape[1]):
+            write_key(self.k[position, head], self.keys[block, head], offset)
+            write_value(self.v[position, head], self.values[block, head], offset, cleared)
+
+    def attend(self, isa, first, count, head=1):
+        """Attention of the tokens at positions first .. first + count - 1 as one group: [count, heads_per_kv, dim]."""
+        tiles = tiles_for(isa, self.kind, self.head_dim, self.heads_per_kv)
+        q = self.q[first : first + count, head]
+        q = np.ascontiguousarray(round_to_bf16(q) if self.kind is BF16 else q)
+        rows, blocks = count * self.heads_per_kv, len(self.table)
+        out = np.full((count, self.heads_per_kv, self.head_dim), np.nan, np.float32)
+        scores, factors = np.full((rows, blocks * BLOCK), np.nan, np.float32), np.full(rows, np.nan, np.float32)
+        attend(
+            tiles, self.keys, self.values, head, rows, self.heads_per_kv, first + 1, self.table,
+            q.ctypes.data, out.ctypes.data, self.head_dim, scores, factors,
+        )  # fmt: skip
+        return out
+
+    def expected(self, first, count, head=1):
+        k, v = (each[:, head].astype(np.float64) for each in (self.k, self.v))
+        out = []
+        for position in range(first, first + count):
+            scores = self.q[position, head].astype(np.float64) @ k[: position + 1].T / np.sqrt(self.head_dim)
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            out.append(weights / weights.sum(axis=1, keepdims=True) @ v[: position + 1])
+        return np.array(out)
+
+
+@every_type
+@every_isa
+@pytest.mark.parametrize("heads_per_kv", [1, 3, 4, 8])
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
+def test_attention_is_a_softmax_of_the_scores_over_the_context(isa, kind, head_dim, heads_per_kv):
+    sequence = Sequence(kind, max(LENGTHS), head_dim=head_dim, heads_per_kv=heads_per_kv)
+    for length in LENGTHS:
+        got, expected = sequence.attend(isa, length - 1, 1), sequence.expected(length - 1, 1)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE[kind], err_msg=f"context of {length}")
+
+
+@every_type
+@every_isa
+def test_a_rows_bits_do_not_depend_on_the_group_it_attends_in(isa, kind):
+    sequence = Sequence(kind, 45, heads_per_kv=3, head_dim=80)
+    alone = np.concatenate([sequence.attend(isa, position, 1) for position in range(45)])
+    np.testing.assert_allclose(alone, sequence.expected(0, 45), rtol=0, atol=TOLERANCE[kind])
+    for count in range(2, GROUP_TOKENS + 1):
+        for first in (0, 11, 45 - count):
+            got = sequence.attend(isa, first, count)
+            np.testing.assert_array_equal(got, alone[first : first + count], err_msg=f"{count} from {first}")
+
+
+@every_type
+@every_isa
+def test_what_lies_in_the_rest_of_the_blocks_changes_no_bit(isa, kind):
+    sequences = [Sequence(kind, 21, leftovers=leftovers) for leftovers in (0.0, 1e30, np.inf, np.nan)]
+    first, *others = (sequence.attend(isa, 20, 1) for sequence in sequences)
+    assert np.isfinite(first).all()
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+
+
+@every_type
+def test_both_instruction_sets_agree_to_rounding(kind):
+    sequence = Sequence(kind, 33)
+    results = [sequence.attend(isa, 30, 3) for isa in RUNNABLE_ISAS]
+    for other in results[1:]:
+        np.testing.assert_allclose(other, results[0], rtol=0, atol=2 * TOLERANCE[kind])
+
+
+@every_type
+@every_isa
+def test_scores_too_far_apart_for_exp_give_the_value_of_the_largest(isa, kind):
+    sequence = Sequence(kind, 17, leftovers=0.0)
+    sequence.q[16] = 50 * sequence.k[4][:, None]
+    for position in range(17):
+        if position != 4:
+            sequence.k[position] = -sequence.k[4]
+            sequence.put(position, 0)
+    np.testing.assert_allclose(
+        sequence.attend(isa, 16, 1)[0], np.repeat(sequence.v[None, 4, 1], 3, axis=0), rtol=TOLERANCE[kind], atol=1e-30
+    )
+
+
+@every_type
+@every_isa
+@pytest.mark.parametrize("part", ["k", "v"])
+def test_what_is_not_a_number_inside_the_context_shows_in_the_result(isa, kind, part):
+    sequence = Sequence(kind, 20)
+    getattr(sequence, part)[7, 1, 5] = np.nan
+    sequence.put(7, 0)
+    got = sequence.attend(isa, 19, 1)
+    assert np.isnan(got if part == "k" else got[..., 5]).all()
+
+
+@every_type
+def test_a_key_and_a_value_go_to_their_place_in_the_block_and_nowhere_else(kind):
+    sequence = Sequence(kind, 16, kv_heads=1, head_dim=32, leftovers=7.0)
+    block = sequence.table[0]
+    keys, values = sequence.keys[block, 0], sequence.values[block, 0]
+    if kind is BF16:
+        widened = [(each.astype(np.uint32) << 16).view(np.float32) for each in (keys, values)]
+        keys = widened[0].transpose(1, 0, 2).reshape(BLOCK, 32)  # [pair of dims][position][2]
+        values = widened[1].transpose(0, 2, 1).reshape(BLOCK, 32)  # [pair of positions][dim][2]
+    else:
+        keys = keys.T
+    np.testing.assert_array_equal(keys, sequence.k[:, 0])
+    np.testing.assert_array_equal(values, sequence.v[:, 0])
+
+
+@every_type
+@pytest.mark.parametrize(("offset", "cleared"), [(0, 0), (0, 15), (6, 9), (7, 3), (15, 0)])
+def test_writing_a_value_clears_as_many_positions_after_it_as_it_is_told(kind, offset, cleared):
+    leftover = 0x7FC0 if kind is BF16 else np.nan
+    shape = (BLOCK // 2, 32, 2) if kind is BF16 else (BLOCK, 32)
+    block = np.full(shape, leftover, kind)
+    write_value(np.ones(32, np.float32), block, offset, cleared)
+    rows = block.transpose(0, 2, 1).reshape(BLOCK, 32) if kind is BF16 else block
+    one = 0x3F80 if kind is BF16 else 1.0
+    expected = np.full((BLOCK, 32), leftover, kind)
+    expected[offset], expected[offset + 1 : offset + 1 + cleared] = one, 0
+    np.testing.assert_array_equal(rows, expected)
