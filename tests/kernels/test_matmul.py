@@ -1,0 +1,199 @@
+"""Linear layers against float64, for every kind of weights, with the bits of a row the same in any company."""
+
+import threading
+from functools import cache
+
+import numpy as np
+import pytest
+
+from kernels.emit import RUNNABLE_ISAS
+from millpond.kernels.matmul import (
+    BF16,
+    DESCRIPTOR_SIZE,
+    F32_WEIGHTS,
+    GROUP,
+    OUTLIER_COUNT,
+    OUTLIERS,
+    ROW_BLOCK,
+    U4,
+    U8,
+    UNPACK_ROWS,
+    input_stride,
+    linear,
+)
+from millpond.kernels.pack import pack_affine, pack_float, padded, round_to_bf16, unpack
+from millpond.kernels.pointwise import prepare
+from millpond.kernels.threads import COUNTERS
+from millpond.kernels.tiles import load_tiles
+
+KINDS = {"U4": U4, "U8": U8, "BF16": BF16, "F32": F32_WEIGHTS}
+DEPTH, COLUMNS = 160, 200  # five groups; four whole tiles and a part of the fifth
+ROW_COUNTS = [*range(1, 10), 12, ROW_BLOCK + 2]  # the unpacked path and the next block of rows are crossed
+OUTLIER_CHANNELS = np.array([3, 4, 36, 71, 159], np.int64)  # low and high nibbles, two in one group, the last
+MOST_OUTLIERS = 8
+
+CASES = {
+    **{name: (kind, None) for name, kind in KINDS.items()},
+    "U4 with outliers": (U4, OUTLIER_CHANNELS),
+    "U8 with outliers": (U8, OUTLIER_CHANNELS),
+}
+
+every_isa = pytest.mark.parametrize("isa", RUNNABLE_ISAS)
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+@cache
+def tiles_for(isa):
+    return load_tiles(isa, 1, kinds=KINDS.values(), kv_dtype=np.float32, heads_per_kv=1, head_dim=16)
+
+
+@cache
+def packed(kind, columns=COLUMNS, depth=DEPTH):
+    rng = np.random.default_rng(kind)
+    if kind in (BF16, F32_WEIGHTS):
+        return pack_float((rng.standard_normal((columns, depth)) / np.sqrt(depth)).astype(np.float32), kind)
+    bits = 4 if kind == U4 else 8
+    codes = rng.integers(0, 1 << bits, (columns, depth), dtype=np.uint8)
+    scale = (rng.uniform(0.5, 1.5, (columns, depth // GROUP)) / 2**bits / np.sqrt(depth)).astype(np.float16)
+    return pack_affine(codes, scale, scale * np.float16(-(2 ** (bits - 1))), bits)
+
+
+def descriptor_of(kind, outliers=None) -> np.ndarray:
+    row = np.array(packed(kind).descriptor(), np.int64)
+    assert row.shape == (DESCRIPTOR_SIZE,)
+    if outliers is not None:
+        row[OUTLIER_COUNT], row[OUTLIERS] = len(outliers), outliers.ctypes.data
+    return row
+
+
+class Prepared:
+    """Rows as a layer wants them."""
+
+    def __init__(self, layer, kind, x, outliers=None):
+        self.x, self.kind, self.outliers, rows = x, kind, [] if outliers is None else outliers, len(x)
+        self.inputs = np.zeros(rows * input_stride(layer), np.uint8)
+        self.sums = np.full((rows, DEPTH // 16 + MOST_OUTLIERS), np.nan, np.float32)
+        for row in range(rows):
+            place = self.inputs.ctypes.data + row * input_stride(layer)
+            prepare(layer, x[row].copy(), place, self.sums[row].ctypes.data)
+
+    def values(self) -> np.ndarray:
+        """What the rows are worth after their rounding: float64 [rows, depth]."""
+        if self.kind == F32_WEIGHTS:
+            return self.x.astype(np.float64)
+        if self.kind == BF16:
+            return (round_to_bf16(self.x).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        inside = self.x.copy()
+        inside[:, self.outliers] = 0
+        groups = inside.reshape(len(self.x), -1, GROUP)
+        scale = np.abs(groups).max(axis=2, keepdims=True).astype(np.float64) / 127
+        values = (np.rint(groups / scale) * scale).reshape(len(self.x), -1)
+        values[:, self.outliers] = self.x[:, self.outliers]
+        return values
+
+
+def run(isa, layer, prepared, rows, *, add=0, start=0.0, team=1) -> np.ndarray:
+    """linear() over the first `rows` prepared rows, by `team` threads at once: float32 [rows, columns]."""
+    outputs = np.full((rows, padded(COLUMNS)), start, np.float32)
+    sync, tiles = np.zeros(COUNTERS, np.int64), tiles_for(isa)._replace(threads=team)
+
+    def work():
+        scratch = np.zeros((DEPTH + 4 * MOST_OUTLIERS) * 48, np.uint8)
+        linear(tiles, sync, 0, layer, rows, prepared.inputs, prepared.sums, outputs, add, scratch)
+
+    workers = [threading.Thread(target=work) for _ in range(team - 1)]
+    for worker in workers:
+        worker.start()
+    work()
+    for worker in workers:
+        worker.join()
+    return outputs[:, :COLUMNS]
+
+
+def random_rows(count: int) -> np.ndarray:
+    return np.random.default_rng(9).standard_normal((count, DEPTH)).astype(np.float32)
+
+
+def layer_and_rows(case) -> tuple[np.ndarray, Prepared]:
+    kind, outliers = case
+    layer, x = descriptor_of(kind, outliers), random_rows(max(ROW_COUNTS))
+    if outliers is not None:
+        x[:, outliers] *= 300
+    return layer, Prepared(layer, kind, x, outliers)
+
+
+@every_case
+@every_isa
+def test_a_linear_layer_is_its_matrix_times_the_rows(isa, case):
+    layer, rows = layer_and_rows(case)
+    weights = unpack(packed(case[0])).astype(np.float64)
+    expected = rows.values() @ weights.T
+    magnitude = np.abs(rows.values()) @ np.abs(weights.T)
+    for count in ROW_COUNTS:
+        error = np.abs(run(isa, layer, rows, count) - expected[:count]) / magnitude[:count]
+        assert error.max() < 2e-6, f"{count} rows"
+
+
+@every_case
+@every_isa
+def test_a_rows_bits_do_not_depend_on_how_many_rows_there_are(isa, case):
+    layer, rows = layer_and_rows(case)
+    whole = run(isa, layer, rows, max(ROW_COUNTS))
+    for count in ROW_COUNTS:
+        np.testing.assert_array_equal(run(isa, layer, rows, count), whole[:count], err_msg=f"{count} rows")
+
+
+@every_case
+@every_isa
+@pytest.mark.parametrize("rows_count", [3, 130])
+def test_a_rows_bits_do_not_depend_on_how_many_threads_share_the_work(isa, case, rows_count):
+    layer, rows = layer_and_rows(case)
+    alone = run(isa, layer, rows, rows_count)
+    for _ in range(5):
+        np.testing.assert_array_equal(run(isa, layer, rows, rows_count, team=2), alone)
+
+
+@every_case
+@every_isa
+def test_adding_puts_the_product_onto_what_is_there_exactly_once(isa, case):
+    layer, rows = layer_and_rows(case)
+    for count in (3, UNPACK_ROWS + 1):
+        product = run(isa, layer, rows, count, start=np.nan)
+        np.testing.assert_array_equal(run(isa, layer, rows, count, add=1, start=0.75), product + np.float32(0.75))
+
+
+@every_case
+def test_both_instruction_sets_agree(case):
+    layer, rows = layer_and_rows(case)
+    first, *others = (run(isa, layer, rows, 12) for isa in RUNNABLE_ISAS)
+    for other in others:
+        if case[0] == BF16:
+            np.testing.assert_allclose(other, first, rtol=0, atol=2e-6 * np.abs(first).max())
+        else:
+            np.testing.assert_array_equal(other, first)
+
+
+@every_case
+@every_isa
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_shows_in_every_output_of_its_row_and_in_no_other_row(isa, case, bad):
+    kind, outliers = case
+    layer = descriptor_of(kind, outliers)
+    for channel in (36, 40):
+        x = random_rows(3)
+        x[1, channel] = bad
+        outputs = run(isa, layer, Prepared(layer, kind, x, outliers), 3)
+        assert np.isfinite(outputs[[0, 2]]).all()
+        assert not np.isfinite(outputs[1]).any()
+
+
+@every_isa
+@pytest.mark.parametrize("kind", [U4, U8], ids=["U4", "U8"])
+def test_a_channel_taken_out_spares_its_group_the_coarse_scale(isa, kind):
+    weights = unpack(packed(kind)).astype(np.float64)
+    layer, rows = layer_and_rows((kind, OUTLIER_CHANNELS))
+    exact = rows.x.astype(np.float64) @ weights.T
+    error = np.abs(run(isa, layer, rows, 130) - exact).max()
+    without = descriptor_of(kind)
+    coarse = np.abs(run(isa, without, Prepared(without, kind, rows.x), 130) - exact).max()
+    assert error < coarse / 20
