@@ -152,7 +152,7 @@ def watermark_text(reserve: int, config: EngineConfig) -> str:
 
 def gather(model: str, config: EngineConfig, settings: Settings) -> dict[str, list[Fact]]:
     """Every section of the report. A model that is not on this machine is said to be so, not fetched."""
-    from millpond.kernels.cache import cache_folder
+    from millpond.kernels.cache import folder_in_use
     from millpond.load.gguf import open_gguf
     from millpond.load.store import find
 
@@ -160,7 +160,7 @@ def gather(model: str, config: EngineConfig, settings: Settings) -> dict[str, li
         "processor": processor_facts(config),
         "threads": thread_facts(config),
         "memory": memory_facts(),
-        "kernel_cache": [fact("folder", str(cache_folder()))],
+        "kernel_cache": [fact("folder", str(folder_in_use()))],
     }
     path = find(model, cache_dir=settings.cache_folder)
     if path is None:

@@ -45,3 +45,8 @@ def use_cache_folder() -> None:
         # a new folder, since compiled code is loaded from it: one that was there may be another user's
         folder = Path(tempfile.mkdtemp(prefix="millpond-kernels-"))
     numba.config.CACHE_DIR = str(folder)
+
+
+def folder_in_use() -> Path:
+    """Where compiled code is kept in this process."""
+    return Path(numba.config.CACHE_DIR)

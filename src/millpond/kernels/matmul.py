@@ -35,9 +35,10 @@ UNPACK_ROWS = 8  # from so many rows on, a 4-bit tile is unpacked once instead o
 SCALE_BYTES = 2 * COLUMNS * 2  # one group of one tile
 
 # A linear layer's descriptor, int64: kind, columns, K, address of the weights, of the scales; how many outlier
-# channels, address of their numbers (int64); address where the inputs' magnitudes are summed up (float32 [K]), or 0.
-KIND, COLUMN_COUNT, DEPTH, WEIGHTS, SCALES, OUTLIER_COUNT, OUTLIERS, MAGNITUDES = range(8)
-DESCRIPTOR_SIZE = 8
+# channels, address of their numbers (int64); address where the inputs' magnitudes are summed up (float32 [K]), or 0;
+# 1 where the result is added to what is there.
+KIND, COLUMN_COUNT, DEPTH, WEIGHTS, SCALES, OUTLIER_COUNT, OUTLIERS, MAGNITUDES, ADDS = range(9)
+DESCRIPTOR_SIZE = 9
 
 
 def _affine_group(ir, bits, rows, g, acc, a, lda, w, scales, sums, ldsums):
@@ -204,7 +205,7 @@ def unpack(source, target, count):
 
 
 @njit(cache=True, nogil=True)
-def linear_tile(tiles, layer, tile, first, last, inputs, sums, outputs, add, scratch):
+def linear_tile(tiles, layer, tile, first, last, inputs, sums, outputs, scratch):
     """Rows first..last of one tile of a linear layer.
 
     layer: its descriptor. inputs: the rows as prepared for the layer's kind, `input_stride` apart.
@@ -229,7 +230,7 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, outputs, add, scr
         a, c = address(inputs) + row * lda, address(outputs) + row * ldc + tile * COLUMNS * 4
         s = address(sums) + row * ldsums
         call(
-            tiles.gemm[kind, rows], 0, kind, rows, add, a, lda, w, scales, s, ldsums, c, ldc, groups,
+            tiles.gemm[kind, rows], 0, kind, rows, layer[ADDS], a, lda, w, scales, s, ldsums, c, ldc, groups,
             outliers, count,
         )  # fmt: skip
         row += rows
@@ -252,8 +253,8 @@ def _tile_bytes_per_k(kind):
 
 
 @njit(cache=True, nogil=True)
-def linear(tiles, sync, phase, layer, rows, inputs, sums, outputs, add, scratch):
-    """outputs[:rows] = (add = 0) or += (add = 1) inputs[:rows] @ W.T, shared out by tile and block of rows."""
+def linear(tiles, sync, phase, layer, rows, inputs, sums, outputs, scratch):
+    """outputs[:rows] = (where the layer adds, +=) inputs[:rows] @ W.T, shared out by tile and block of rows."""
     across, blocks = layer[COLUMN_COUNT] // COLUMNS, (rows + ROW_BLOCK - 1) // ROW_BLOCK
     items = across * blocks
     chunk = max(1, across // (8 * tiles.threads)) if blocks == 1 else 1
@@ -263,7 +264,7 @@ def linear(tiles, sync, phase, layer, rows, inputs, sums, outputs, add, scratch)
         for i in range(item, end):
             first = (i % blocks) * ROW_BLOCK
             last = min(first + ROW_BLOCK, rows)
-            linear_tile(tiles, layer, i // blocks, first, last, inputs, sums, outputs, add, scratch)
+            linear_tile(tiles, layer, i // blocks, first, last, inputs, sums, outputs, scratch)
         done(sync, phase, end - item)
         item = take(sync, phase, chunk)
     wait_for(sync, phase, items)

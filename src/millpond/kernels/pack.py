@@ -19,9 +19,9 @@ class Packed:
     scales: NDArray[np.uint16] | None = None
 
     def descriptor(self) -> list[int]:
-        """The layer's row of numbers for the kernels (matmul.py), with no outlier channels."""
+        """The layer's row of numbers for the kernels (matmul.py): no outlier channels, nothing added to."""
         scales = 0 if self.scales is None else self.scales.ctypes.data
-        return [self.kind, padded(self.columns), self.depth, self.weights.ctypes.data, scales, 0, 0, 0]
+        return [self.kind, padded(self.columns), self.depth, self.weights.ctypes.data, scales, 0, 0, 0, 0]
 
     @property
     def nbytes(self) -> int:

@@ -6,17 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels.attention import BLOCK, GROUP_TOKENS
-from millpond.kernels.matmul import COLUMNS, DESCRIPTOR_SIZE
+from millpond.kernels.matmul import ADDS, COLUMNS, DESCRIPTOR_SIZE
 from millpond.kernels.pack import padded
 from millpond.kernels.threads import COUNTERS
 from millpond.model.config import ModelConfig
-from millpond.model.llama import PHASES_AROUND, PHASES_PER_LAYER
+from millpond.model.llama import DOWN, OUT, PHASES_AROUND, PHASES_PER_LAYER
 from millpond.model.outliers import MOST_OUTLIERS
 from millpond.model.weights import LlamaWeights
 
 
 class Weights(NamedTuple):
-    """layers: int64 [layers, 4, 8], descriptors of q k v, o, gate up, down; embedding, head: int64 [8].
+    """layers: int64 [layers, 4, 9], descriptors of q k v, o, gate up, down; embedding, head: int64 [9].
 
     norms: float32 [2 * layers + 1, hidden]; cosine, sine: float32 [positions, head_dim / 2].
     """
@@ -81,6 +81,7 @@ def new_weights(config: ModelConfig, weights: LlamaWeights, max_model_len: int) 
     """The addresses of packed weights (which must outlive the result) and the rotation tables up to max_model_len."""
     layers = np.array([[each.descriptor() for each in layer] for layer in weights.layers], dtype=np.int64)
     assert layers.shape == (config.num_layers, 4, DESCRIPTOR_SIZE)
+    layers[:, [OUT, DOWN], ADDS] = 1  # they add to the hidden state
     half = config.head_dim // 2
     exponents = (np.arange(half, dtype=np.float32) / np.float32(half)).astype(np.float64)
     frequencies = config.rope_theta**-exponents / config.rope_scale
