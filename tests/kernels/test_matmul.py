@@ -8,6 +8,7 @@ import pytest
 
 from kernels.emit import RUNNABLE_ISAS
 from millpond.kernels.matmul import (
+    ADDS,
     BF16,
     DESCRIPTOR_SIZE,
     F32_WEIGHTS,
@@ -96,10 +97,12 @@ def run(isa, layer, prepared, rows, *, add=0, start=0.0, team=1) -> np.ndarray:
     """linear() over the first `rows` prepared rows, by `team` threads at once: float32 [rows, columns]."""
     outputs = np.full((rows, padded(COLUMNS)), start, np.float32)
     sync, tiles = np.zeros(COUNTERS, np.int64), tiles_for(isa)._replace(threads=team)
+    layer = layer.copy()
+    layer[ADDS] = add
 
     def work():
         scratch = np.zeros((DEPTH + 4 * MOST_OUTLIERS) * 48, np.uint8)
-        linear(tiles, sync, 0, layer, rows, prepared.inputs, prepared.sums, outputs, add, scratch)
+        linear(tiles, sync, 0, layer, rows, prepared.inputs, prepared.sums, outputs, scratch)
 
     workers = [threading.Thread(target=work) for _ in range(team - 1)]
     for worker in workers:
