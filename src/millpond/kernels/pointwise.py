@@ -126,11 +126,13 @@ def prepare(layer, x, target, sums):
 
 @njit(cache=True, nogil=True, fastmath=RELAXED)
 def rms_norm(x, gain, epsilon, target):
-    """target = x / sqrt(mean(x**2) + epsilon) * gain; float32 rows."""
+    """target = x / sqrt(mean(x**2) + epsilon) * gain; float32 rows. Not a number where the squares overflow."""
     total = np.float32(0)
     for i in range(gain.size):
         total += x[i] * x[i]
     factor = np.float32(1) / np.sqrt(total / np.float32(gain.size) + epsilon)
+    if not np.isfinite(total):
+        factor = np.float32(np.nan)  # 1 / infinity would hide the overflow in a row of zeros
     for i in range(gain.size):
         target[i] = x[i] * factor * gain[i]
 
