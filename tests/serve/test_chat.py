@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from tiny_engine import IM_END, ids, make_engine, tiny_tokenizer, tokenizer_with
@@ -98,6 +100,26 @@ def test_a_conversation_that_is_too_long_names_the_messages():
     response = chat({"messages": [{"role": "user", "content": "x" * 200}]})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "messages"
+
+
+def test_more_messages_than_any_conversation_has_are_refused_before_each_is_looked_at():
+    message = refused([{"role": "user", "content": ""}] * 10_000 + [None])["message"]
+    assert "at most 10000" in message
+
+
+@pytest.mark.parametrize(("count", "off_loop"), [(5, False), (500, True)])
+def test_many_messages_are_rendered_off_the_event_loop_however_short(count, off_loop, monkeypatch):
+    engine = make_engine()
+    threads = []
+    original = type(engine.chat_template).render
+
+    def recorded(self, messages, **settings):
+        threads.append(threading.current_thread())
+        return original(self, messages, **settings)
+
+    monkeypatch.setattr(type(engine.chat_template), "render", recorded)
+    chat({"messages": [{"role": "user", "content": ""}] * count}, engine)
+    assert (threads[0] is not threading.main_thread()) == off_loop
 
 
 def test_text_parts_are_the_same_prompt_as_their_lines():

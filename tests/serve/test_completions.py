@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from millpond.serve.protocol import CompletionRequest
 from tiny_engine import IM_END, GatedRunner, ids, make_engine, run, steps_of, tokenizer_with
 from tiny_server import NOW, ask, chunks_of, events_of, started
 
@@ -74,6 +75,14 @@ def test_prompts_with_nothing_to_continue_or_of_mixed_kinds_are_refused(prompt):
     assert engine.runner.outputs == []
 
 
+@pytest.mark.parametrize("bad", ["", [], [300], [5] * 500, "a" * 10**6])
+def test_a_prompt_of_a_list_that_is_refused_is_named_by_its_place(bad):
+    good = "a" if isinstance(bad, str) else [5]
+    response = complete({"prompt": [good, bad]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "prompt[1]"
+
+
 def test_an_empty_text_is_a_prompt_where_the_model_begins_with_a_token():
     engine = make_engine(tokenizer=tokenizer_with(ggml__add_bos_token=True))
     assert complete({"prompt": ""}, engine).json()["usage"]["prompt_tokens"] == 1
@@ -94,6 +103,11 @@ def test_too_many_prompts_are_refused():
     response = complete({"prompt": ["a"] * 1025})
     assert response.status_code == 400
     assert "1024" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("prompt", [[5, 6], ["a", "b"], [[5], [6]]])
+def test_a_list_is_checked_once_and_not_copied_by_trying_what_else_it_could_be(prompt):
+    assert CompletionRequest.model_validate({"prompt": prompt}).prompt is prompt
 
 
 def test_asking_for_more_than_fits_names_limit_prompt_and_request_streamed_or_not():

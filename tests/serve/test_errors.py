@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+from starlette.exceptions import HTTPException
 
 from millpond.errors import EngineDeadError, EngineError, InvalidRequestError, ModelNotFoundError
+from millpond.serve.body_limit import BodyLimit
 from millpond.serve.errors import describe, error_body
 from tiny_engine import make_engine, run
 from tiny_server import ask, started
@@ -27,6 +30,12 @@ def error_of(response, status):
 )
 def test_a_body_that_is_not_json_is_a_400(body):
     assert error_of(ask(make_engine(), PATH, body), 400)["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("body", [b'{"prompt": "\xff"}', "[" * 5000, '{"max_tokens": ' + "9" * 5000 + "}"])
+def test_a_body_that_breaks_the_parser_is_told_that_it_is_no_json_and_why(body):
+    message = error_of(ask(make_engine(), PATH, body), 400)["message"]
+    assert re.search("not valid JSON: .*(utf-8|recursion|digits)", message)
 
 
 @pytest.mark.parametrize("body", ["[]", "5", "null", '"hi"'])
@@ -98,6 +107,41 @@ def test_a_body_over_the_limit_is_a_413():
     body = json.dumps({"prompt": "a" * 2000})
     error_of(ask(make_engine(), PATH, body, max_body_bytes=1000), 413)
     assert ask(make_engine(), PATH, {"prompt": "a", "max_tokens": 1}, max_body_bytes=1000).status_code == 200
+
+
+def test_a_body_that_announces_more_than_the_limit_is_refused_unread():
+    async def unread():
+        pytest.fail("the body was read")
+
+    async def app(scope, receive, send):
+        await receive()
+
+    async def test():
+        scope = {"type": "http", "headers": [(b"content-length", b"1001")]}
+        with pytest.raises(HTTPException) as caught:
+            await BodyLimit(app, 1000)(scope, unread, unread)
+        return caught.value.status_code
+
+    assert run(test()) == 413
+
+
+LONG = "x" * 50_000
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": LONG, "content": "hi"}],
+        [{"role": "user", "content": {LONG: 1}}],
+        [{"role": "user", "content": [{"type": LONG}]}],
+        [{"role": "user", "content": "hi", LONG: 1}],
+    ],
+)
+def test_a_refusal_does_not_send_back_all_that_it_refuses(messages):
+    response = ask(make_engine(), "/v1/chat/completions", {"messages": messages})
+    error = error_of(response, 400)
+    assert error["message"].startswith(("messages[0].", "unknown field messages[0]."))
+    assert len(response.content) < 2500
 
 
 @pytest.mark.parametrize(

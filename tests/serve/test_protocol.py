@@ -99,6 +99,14 @@ def test_a_stop_that_is_empty_not_text_or_too_much_is_refused(stop):
     assert caught.value.param == "stop"
 
 
+def test_stop_token_ids_are_at_most_a_thousand():
+    assert len(completion(stop_token_ids=[5] * 1000).sampling().stop_token_ids) == 1000
+    response = post("/v1/completions", stop_token_ids=[5] * 1001)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "stop_token_ids"
+    assert "1000" in response.json()["error"]["message"]
+
+
 UNSUPPORTED = {
     "n": 2, "logit_bias": {"5": 1}, "response_format": {"type": "json_object"}, "min_tokens": 1, "bad_words": ["x"],
     "allowed_token_ids": [1], "use_beam_search": True, "echo": True, "best_of": 2, "logprobs": 1,
@@ -140,6 +148,14 @@ def test_values_that_change_nothing_may_be_sent(path, table):
     assert post(path, max_tokens=1, **dict.fromkeys(table)).status_code == 200
     first_neutral = {name: neutral[0] for name, neutral in table.items() if neutral}
     assert post(path, max_tokens=1, **first_neutral).status_code == 200
+
+
+def test_a_remedy_is_spelled_in_json():
+    for name, value, remedy in (("echo", True, "false"), ("suffix", "x", '""'), ("n", 2, "1")):
+        with pytest.raises(InvalidRequestError, match=f"set it to {remedy}$"):
+            completion(**{name: value})
+    with pytest.raises(InvalidRequestError, match=r'"auto" or "default"$'):
+        chat(service_tier="flex")
 
 
 def test_true_is_not_one():

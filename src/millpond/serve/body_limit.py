@@ -19,14 +19,21 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        announced = _announced(scope)
         received = 0
 
         async def counted() -> Message:
             nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self.max_bytes:
+            if announced <= self.max_bytes:
+                message = await receive()
+                received += len(message.get("body", b""))
+            if max(announced, received) > self.max_bytes:
                 raise HTTPException(413, f"the body is longer than {self.max_bytes} bytes")
             return message
 
         await self.app(scope, counted, send)
+
+
+def _announced(scope: Scope) -> int:
+    """The Content-Length, 0 where there is none; a malformed one does not come through the HTTP parser."""
+    return next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)

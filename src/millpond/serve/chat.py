@@ -38,7 +38,7 @@ async def _answer(context: ServeContext, body: ChatCompletionRequest) -> Respons
         sampling = body.sampling()
         prompt_token_ids = await context.intake.chat(body.messages)
         request = EngineRequest(envelope.id, prompt_token_ids, sampling)
-        admissible(context.engine, [request])
+        admissible(context.engine, request)
     if body.stream:
         chunk = replace(envelope, kind="chat.completion.chunk")
         return EventStream(_chunks(context, chunk, request, body.include_usage))

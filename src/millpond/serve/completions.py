@@ -12,7 +12,8 @@ from fastapi.responses import JSONResponse, Response
 from millpond.engine.async_engine import EngineRequest
 from millpond.serve.context import ServeContext
 from millpond.serve.disconnect import while_connected
-from millpond.serve.generation import admissible, with_usage
+from millpond.serve.generation import admissible, renaming, with_usage
+from millpond.serve.intake import prompt_names
 from millpond.serve.protocol import CompletionRequest
 from millpond.serve.responses import ChoiceText, Envelope, Tally, completion_choice, reason_of
 from millpond.serve.sse import EventStream
@@ -35,7 +36,9 @@ async def _answer(context: ServeContext, body: CompletionRequest) -> Response:
     sampling = body.sampling()
     prompts = await context.intake.prompts(body.prompts)
     requests = [EngineRequest(f"{envelope.id}-{index}", ids, sampling) for index, ids in enumerate(prompts)]
-    admissible(context.engine, requests)
+    for name, engine_request in zip(prompt_names(len(requests)), requests, strict=True):
+        with renaming({"prompt": name}):
+            admissible(context.engine, engine_request)
     if body.stream:
         return EventStream(_chunks(context, envelope, requests, body.include_usage))
     return JSONResponse(await _whole(context, envelope, requests))

@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 # What nginx writes for a client that went away; nobody reads it but the access log.
 CLIENT_CLOSED_REQUEST = 499
 INTERNAL_MESSAGE = "internal error; the server's log has the details"
+# A message may quote what was sent, and that may be a whole body.
+MAX_MESSAGE_CHARACTERS = 1000
 
 
 def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -25,8 +27,9 @@ def error_body(message: str, kind: str, param: str | None = None, code: str | No
 
 
 def _sendable(text: str) -> str:
-    """JSON may smuggle in half a surrogate pair, which no UTF-8 answer can repeat."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    """The beginning of a text. JSON may smuggle in half a surrogate pair, which no UTF-8 answer can repeat."""
+    cut = text if len(text) <= MAX_MESSAGE_CHARACTERS else f"{text[: MAX_MESSAGE_CHARACTERS - 3]}..."
+    return cut.encode("utf-8", "replace").decode("utf-8")
 
 
 def describe(error: BaseException) -> tuple[int, dict[str, Any]]:
@@ -78,6 +81,9 @@ def _http_body(request: Request, error: HTTPException) -> dict[str, Any]:
         return error_body(f"there is nothing at {request.method} {request.url.path[:200]}", kind, code="not_found")
     if error.status_code == 405:
         return error_body(f"{request.method} is not allowed at {request.url.path[:200]}", kind)
+    if error.status_code == 400 and error.__cause__ is not None:
+        # What FastAPI says of a body that breaks the JSON parser in another way than by its grammar.
+        return error_body(f"the body is not valid JSON: {str(error.__cause__).split(';')[0]}", kind)
     return error_body(str(error.detail), kind)
 
 

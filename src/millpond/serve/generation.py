@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,11 +10,10 @@ from millpond.engine.async_engine import AsyncEngine, EngineRequest
 from millpond.errors import InvalidRequestError
 
 
-def admissible(engine: AsyncEngine, requests: Sequence[EngineRequest]) -> None:
-    """All that can be checked before the status line: a dead engine, and what each request asks for."""
+def admissible(engine: AsyncEngine, request: EngineRequest) -> None:
+    """All that can be checked before the status line: a dead engine, and what the request asks for."""
     engine.check_alive()
-    for request in requests:
-        engine.limits.check(request.prompt_token_ids, request.sampling)
+    engine.limits.check(request.prompt_token_ids, request.sampling)
 
 
 @contextmanager

@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 # Below this a tokenizer is done in about a millisecond, less than the way to another thread and back costs.
 INLINE_CHARACTERS = 4096
+# A message takes the template some time, however short it is.
+MESSAGE_CHARACTERS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +36,14 @@ class Intake:
 
     async def prompts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids of each prompt; text gets the model's special tokens. Raises InvalidRequestError."""
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        for text in texts:
-            self._check_length(len(text), "prompt")
+        for name, prompt in zip(prompt_names(len(prompts)), prompts, strict=True):
+            if isinstance(prompt, str):
+                self._check_length(len(prompt), name)
 
         def encode() -> list[list[int]]:
             return [self.tokenizer.encode(each) if isinstance(each, str) else each for each in prompts]
 
-        return await _off_loop(encode, sum(map(len, texts)))
+        return await _off_loop(encode, sum(len(prompt) for prompt in prompts if isinstance(prompt, str)))
 
     async def chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Token ids of a conversation. Raises InvalidRequestError, with the template's own words where it objects."""
@@ -53,7 +55,7 @@ class Intake:
             # The template writes the special tokens itself.
             return self.tokenizer.encode(text, add_special_tokens=False)
 
-        return await _off_loop(render_and_encode, num_characters)
+        return await _off_loop(render_and_encode, num_characters + MESSAGE_CHARACTERS * len(messages))
 
     def _check_length(self, num_characters: int, param: str) -> None:
         if num_characters > self.max_characters:
@@ -62,6 +64,11 @@ class Intake:
                 f"{self.max_characters} fit the context",
                 param,
             )
+
+
+def prompt_names(count: int) -> list[str]:
+    """What an error calls each of the prompts."""
+    return ["prompt"] if count == 1 else [f"prompt[{index}]" for index in range(count)]
 
 
 async def _off_loop(work: Callable[[], T], num_characters: int) -> T:

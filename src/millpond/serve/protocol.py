@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, field_validator, model_validator
 
 from millpond.core.request import SamplingParams
 from millpond.errors import InvalidRequestError
@@ -14,6 +14,8 @@ from millpond.text.messages import normalize_messages
 
 DEFAULT_COMPLETION_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
+MAX_MESSAGES = 10_000
+MAX_STOP_TOKEN_IDS = 1000
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1000
 
@@ -71,6 +73,12 @@ class GenerationRequest(Body):
     def _check_stop(cls, stop: Any) -> Any:
         return _stop_strings(stop)
 
+    @field_validator("stop_token_ids", mode="before")
+    @classmethod
+    def _check_stop_token_ids(cls, token_ids: Any) -> Any:
+        _check_length("stop_token_ids", token_ids, MAX_STOP_TOKEN_IDS)
+        return token_ids
+
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
@@ -97,7 +105,10 @@ class CompletionRequest(GenerationRequest):
     refused = refusals.COMPLETION
     default_max_tokens = DEFAULT_COMPLETION_MAX_TOKENS
 
-    prompt: str | list[str] | list[int] | list[list[int]] = Field(description="Text, token ids, or a list of either.")
+    # Checked below, in one pass: trying each alternative on a long list takes the event loop ten times as long.
+    prompt: SkipValidation[str | list[str] | list[int] | list[list[int]]] = Field(
+        description="Text, token ids, or a list of either."
+    )
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -130,6 +141,7 @@ class ChatCompletionRequest(GenerationRequest):
     @field_validator("messages", mode="before")
     @classmethod
     def _plain_messages(cls, messages: Any) -> Any:
+        _check_length("messages", messages, MAX_MESSAGES)
         if isinstance(messages, list):
             messages = [_supported_part(message, f"messages[{index}].") for index, message in enumerate(messages)]
         return normalize_messages(messages)
@@ -157,8 +169,7 @@ def _stop_strings(stop: Any) -> list[str] | None:
         return None
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise InvalidRequestError("stop must be a string or a list of strings", "stop")
-    if len(texts) > MAX_STOP_STRINGS:
-        raise InvalidRequestError(f"stop may hold at most {MAX_STOP_STRINGS} strings, got {len(texts)}", "stop")
+    _check_length("stop", texts, MAX_STOP_STRINGS)
     longest = max(map(len, texts), default=0)
     if longest > MAX_STOP_CHARACTERS:
         raise InvalidRequestError(
@@ -174,8 +185,7 @@ def _check_prompt(prompt: Any) -> None:
         raise InvalidRequestError("prompt must be text, token ids, or a list of texts or of token-id lists", "prompt")
     if not prompt:
         raise InvalidRequestError("prompt must not be an empty list", "prompt")
-    if len(prompt) > MAX_PROMPTS:
-        raise InvalidRequestError(f"prompt may hold at most {MAX_PROMPTS} prompts, got {len(prompt)}", "prompt")
+    _check_length("prompt", prompt, MAX_PROMPTS)
     for index, each in enumerate(prompt):
         if each == []:
             raise InvalidRequestError(f"prompt {index} is empty: it holds no token", f"prompt[{index}]")
@@ -183,6 +193,12 @@ def _check_prompt(prompt: Any) -> None:
         raise InvalidRequestError(
             "a list of prompts must hold only texts, only token ids or only token-id lists", "prompt"
         )
+
+
+def _check_length(name: str, items: Any, most: int) -> None:
+    """Before anything is done to each item."""
+    if isinstance(items, list) and len(items) > most:
+        raise InvalidRequestError(f"{name} may hold at most {most} items, got {len(items)}", name)
 
 
 def _are_token_ids(value: Any) -> bool:

@@ -5,6 +5,7 @@ Anything that would change the answer is honoured or refused by name; nothing is
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -118,4 +119,4 @@ def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
 
 
 def _remedy(neutral: tuple[Any, ...]) -> str:
-    return f"leave it out or set it to {' or '.join(map(repr, neutral))}" if neutral else "leave it out"
+    return f"leave it out or set it to {' or '.join(map(json.dumps, neutral))}" if neutral else "leave it out"
