@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 from rich.console import Console
@@ -111,7 +112,7 @@ class LLM:
     def _completion(self, prompt: Prompt) -> Completion:
         if isinstance(prompt, str):
             return Completion(self._next_id(), prompt, self.engine.tokenizer.encode(prompt))
-        return Completion(self._next_id(), None, list(prompt))
+        return Completion(self._next_id(), None, _token_ids(prompt))
 
     def _run(
         self,
@@ -139,18 +140,36 @@ class LLM:
                     advance(output)
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _as_list(prompts: Any) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and all(isinstance(each, int) for each in prompts):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    items = _items(prompts)
+    return [items] if items and all(isinstance(each, Integral) for each in items) else items
 
 
-def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    if messages and isinstance(messages[0], Mapping):
-        return [messages]  # type: ignore[list-item]
-    return list(messages)  # type: ignore[arg-type]
+def _token_ids(prompt: Any) -> list[int]:
+    """The ids of one prompt, numpy's integers too."""
+    token_ids = _items(prompt)
+    if not all(isinstance(each, Integral) for each in token_ids):
+        raise _neither_text_nor_ids(prompt)
+    return list(map(int, token_ids))
+
+
+def _items(listed: Any) -> list[Any]:
+    # Bytes and mappings have items too, but none that was meant.
+    if isinstance(listed, bytes | bytearray | Mapping) or not isinstance(listed, Iterable):
+        raise _neither_text_nor_ids(listed)
+    return list(listed)
+
+
+def _neither_text_nor_ids(given: object) -> InvalidRequestError:
+    return InvalidRequestError(f"a prompt must be text or token ids, got {given!r:.100}", "prompt")
+
+
+def _as_conversations(messages: Any) -> list[Any]:
+    if not isinstance(messages, list | tuple) or (messages and isinstance(messages[0], Mapping)):
+        return [messages]
+    return list(messages)
 
 
 def _one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

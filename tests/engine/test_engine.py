@@ -54,6 +54,13 @@ def test_a_prompt_with_an_id_outside_the_vocabulary_is_refused_by_id(token_id):
     assert "266" in str(error)
 
 
+@pytest.mark.parametrize("bad", [1.5, 5.0, "5", None, True])
+def test_a_prompt_with_anything_but_whole_numbers_is_refused(bad):
+    error = refusal(make_engine(), [5, bad])
+    assert error.param == "prompt"
+    assert repr(bad) in str(error)
+
+
 @pytest.mark.parametrize("token_id", [267, 2**40])
 def test_a_stop_token_outside_the_vocabulary_is_refused_by_id(token_id):
     error = refusal(make_engine(), stop_token_ids=(3, token_id))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from helpers import expected_output
@@ -29,11 +30,24 @@ def test_prompts_are_answered_in_their_order_whatever_the_pool_does():
         assert each.outputs[0].finish_reason == "length"
 
 
-@pytest.mark.parametrize("prompts", ["hi", ["hi"], ids("hi"), [ids("hi")], tuple(ids("hi"))])
+@pytest.mark.parametrize(
+    "prompts", ["hi", ["hi"], ids("hi"), [ids("hi")], tuple(ids("hi")), np.array(ids("hi")), [np.array(ids("hi"))]]
+)
 def test_one_prompt_comes_as_text_or_ids_alone_or_in_a_list(prompts):
     completions = LLM.from_engine(make_engine()).generate(prompts, params())
     assert len(completions) == 1
     assert completions[0].outputs[0].text == expected_text(ids("hi"))
+
+
+@pytest.mark.parametrize(
+    "prompts", [5, None, b"hi", [b"hi"], [None], [5.5], [[5.5]], [[5, "a"]], [["a"]], {"prompt": "hi"}, ["a", {"b": 1}]]
+)
+def test_what_is_neither_text_nor_token_ids_is_refused_and_not_read_as_ids(prompts):
+    engine = make_engine()
+    with pytest.raises(InvalidRequestError, match="text or token ids") as caught:
+        LLM.from_engine(engine).generate(prompts, params())
+    assert caught.value.param == "prompt"
+    assert engine.runner.outputs == []
 
 
 def test_no_prompts_give_no_completions():
@@ -103,6 +117,16 @@ def test_several_conversations_are_answered_in_order():
     conversations = [[{"role": "user", "content": text}] for text in ("a", "b")]
     completions = LLM.from_engine(make_engine()).chat(conversations, params())
     assert [each.prompt[17] for each in completions] == ["a", "b"]
+
+
+@pytest.mark.parametrize("messages", [None, 5, "hi", {"role": "user", "content": "hi"}, [[]], [5], [["hi"]]])
+def test_what_is_no_conversation_is_refused(messages):
+    with pytest.raises(InvalidRequestError, match="must"):
+        LLM.from_engine(make_engine()).chat(messages, params())
+
+
+def test_no_conversations_give_no_completions():
+    assert LLM.from_engine(make_engine()).chat([], params()) == []
 
 
 def test_a_model_without_a_chat_template_refuses_to_chat():

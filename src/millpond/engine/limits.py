@@ -37,7 +37,10 @@ class RequestLimits:
         return self._max_tokens(len(prompt_token_ids), sampling.max_tokens)
 
     def _check_ids(self, token_ids: Sequence[int], param: str) -> None:
-        # min and max run in C: a long prompt is checked without a loop in Python.
+        # map, min and max run in C: a long prompt is checked without a loop in Python.
+        if strange := set(map(type, token_ids)) - {int}:
+            bad = next(each for each in token_ids if type(each) in strange)
+            raise InvalidRequestError(f"{param} must hold token ids, which are whole numbers; got {bad!r}", param)
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
             outside = next(each for each in token_ids if not 0 <= each < self.vocab_size)
             raise InvalidRequestError(
