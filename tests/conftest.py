@@ -1,0 +1,30 @@
+"""What more than one folder of tests uses of the demo model, made once a session and only for a test that asks."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+
+import pytest
+
+DEMO_MODEL_LEN = 2048
+
+
+@pytest.fixture(scope="session")
+def demo_path():
+    """The demo model's file, fetched if it is not there."""
+    return import_module("millpond.load.store").resolve("smollm2")
+
+
+@pytest.fixture(scope="session")
+def demo_runner(demo_path):
+    """A function of dtype and ISA: the demo model's runner, built once for each. Its pool has 128 blocks of 16."""
+    config, build = import_module("millpond.config"), import_module("millpond.build")
+
+    @cache
+    def runner(dtype: str, isa: str = "auto"):
+        return build.build_model_runner(
+            demo_path, config.EngineConfig(dtype=dtype, isa=isa, max_model_len=DEMO_MODEL_LEN)
+        )
+
+    return runner

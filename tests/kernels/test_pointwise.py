@@ -1,0 +1,111 @@
+"""Norm, rotation and activation of one row against numpy in float64, also where numbers are large or missing."""
+
+import numpy as np
+import pytest
+from numba import njit
+
+from millpond.kernels.pack import round_to_bf16
+from millpond.kernels.pointwise import put_query, rms_norm, rotate, swiglu_row, to_bf16
+
+
+@njit
+def swiglu(gate, up, target, count):
+    swiglu_row(gate, up, target, count)
+
+
+@njit
+def query(x, target, count):
+    put_query(x, target, count)
+
+
+def swiglu_of(gate, up) -> np.ndarray:
+    gate, up = (np.ascontiguousarray(each, np.float32) for each in (gate, up))
+    target = np.full(gate.size, np.nan, np.float32)
+    swiglu(gate.ctypes.data, up.ctypes.data, target.ctypes.data, gate.size // 16)
+    return target
+
+
+def random_row(size, seed=0, scale=1.0) -> np.ndarray:
+    return (scale * np.random.default_rng(seed).standard_normal(size)).astype(np.float32)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-3, 1.0, 1e12])
+@pytest.mark.parametrize("size", [32, 576, 8192])
+def test_rms_norm_divides_by_the_root_of_the_mean_square(size, scale):
+    x, gain, target = random_row(size, scale=scale), random_row(size, seed=1), np.empty(size, np.float32)
+    rms_norm(x, gain, np.float32(1e-5), target)
+    wide = x.astype(np.float64)
+    expected = wide / np.sqrt((wide**2).mean() + 1e-5) * gain
+    np.testing.assert_allclose(target, expected, rtol=2e-6)
+
+
+def test_rms_norm_of_zeros_is_zeros():
+    target = np.empty(32, np.float32)
+    rms_norm(np.zeros(32, np.float32), np.ones(32, np.float32), np.float32(1e-5), target)
+    np.testing.assert_array_equal(target, 0)
+
+
+def test_rms_norm_reads_as_many_numbers_as_there_are_gains():
+    x, target = np.full(48, np.nan, np.float32), np.full(48, 7, np.float32)
+    x[:32] = 3
+    rms_norm(x, np.ones(32, np.float32), np.float32(0), target)
+    np.testing.assert_allclose(target[:32], 1)
+    np.testing.assert_array_equal(target[32:], 7)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30, -3e38])
+def test_rms_norm_of_what_is_not_finite_or_has_no_finite_square_is_not_a_number_somewhere(bad):
+    """Zeros would go on as good numbers, and the model would answer token 0 for ever."""
+    x, target = np.ones(32, np.float32), np.empty(32, np.float32)
+    x[9] = bad
+    rms_norm(x, np.ones(32, np.float32), np.float32(1e-5), target)
+    assert np.isnan(target).any()
+
+
+def test_rotation_turns_each_pair_of_halves_by_its_angle():
+    x, angles, target = random_row(64), np.linspace(0, 40, 32, dtype=np.float32), np.empty(64, np.float32)
+    rotate(x, np.cos(angles), np.sin(angles), target)
+    turned = (x[:32] + 1j * x[32:].astype(np.float64)) * np.exp(1j * angles.astype(np.float64))
+    np.testing.assert_allclose(target, np.concatenate([turned.real, turned.imag]), atol=1e-6)
+
+
+def test_rotation_at_position_zero_changes_no_bit():
+    x, target = random_row(80), np.empty(80, np.float32)
+    rotate(x, np.ones(40, np.float32), np.zeros(40, np.float32), target)
+    np.testing.assert_array_equal(target, x)
+
+
+def test_swiglu_is_the_gate_times_its_sigmoid_times_up():
+    gate, up = random_row(1536, scale=4), random_row(1536, seed=1)
+    wide = gate.astype(np.float64)
+    np.testing.assert_allclose(swiglu_of(gate, up), wide / (1 + np.exp(-wide)) * up, rtol=1e-6)
+
+
+def test_swiglu_far_from_zero_is_the_gate_itself_or_next_to_nothing():
+    large = np.array([50, 88, 89, 100, 1e4, 1e30, 3e38, np.inf], np.float32)
+    got = swiglu_of(np.concatenate([large, -large]), np.ones(16))
+    np.testing.assert_allclose(got[:8], large, rtol=1e-6)
+    assert (np.abs(got[8:14]) < 1e-7).all(), "a finite gate far below zero lets next to nothing through"
+
+
+def test_swiglu_of_what_is_not_a_number_is_not_a_number_in_its_own_place_only():
+    gate, up = np.ones(32, np.float32), np.ones(32, np.float32)
+    gate[5] = up[20] = np.nan
+    assert np.flatnonzero(np.isnan(swiglu_of(gate, up))).tolist() == [5, 20]
+
+
+def test_a_query_goes_into_the_cache_of_its_type():
+    x = random_row(64)
+    as_float, as_bf16 = np.zeros(64, np.float32), np.zeros(64, np.uint16)
+    query(x.ctypes.data, as_float, 4)
+    query(x.ctypes.data, as_bf16, 4)
+    np.testing.assert_array_equal(as_float, x)
+    np.testing.assert_array_equal(as_bf16, round_to_bf16(x))
+
+
+def test_one_number_is_rounded_to_bfloat16_as_a_row_is():
+    bits = np.random.default_rng(3).integers(0, 1 << 32, 4096, dtype=np.uint32)
+    bits[::2] = (bits[::2] & 0xFFFF0000) | 0x8000
+    x = bits.view(np.float32)
+    x = x[np.isfinite(x)]
+    np.testing.assert_array_equal([to_bf16(each) for each in x], round_to_bf16(x))
