@@ -22,7 +22,13 @@ from millpond.kernels.simd import I32, I64, address
 
 CACHE_LINE = 8  # int64 per 64 bytes: each counter has a line of its own
 COUNTERS = 2 * CACHE_LINE  # a phase has two: the next item to take, and how many are done
-SPINS_BEFORE_YIELD = 16384
+# A wait begins as a spin, for the other thread is nearly always about to finish. Then it offers its core every
+# SPINS_PER_YIELD spins, in case the other thread is queued behind it; and at last it naps, so that the core falls idle
+# and the system moves over who waits for one elsewhere.
+SPINS_BEFORE_YIELD = 2048
+SPINS_PER_YIELD = 64
+SPINS_BEFORE_NAP = 32768
+NAP_MICROSECONDS = 50
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
@@ -126,6 +132,19 @@ def give_way(typingctx):
     return types.void(), codegen
 
 
+@intrinsic
+def nap(typingctx, microseconds):
+    """Sleep, for what the system makes of the given time (nothing to do where there is no usleep)."""
+
+    def codegen(context, builder, signature, args):
+        if sys.platform != "win32":
+            function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(I32, [I32]), "usleep")
+            builder.call(function, [builder.trunc(args[0], I32)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
 @njit(cache=True, nogil=True)
 def start_phases(sync):
     """Set all counters to 0, before the threads start (a function of its own, or Numba makes it a parallel loop)."""
@@ -151,8 +170,11 @@ def wait_for(sync, phase, items):
     while atomic_load(where) < items:
         relax()
         spins += 1
-        if spins % SPINS_BEFORE_YIELD == 0:
-            give_way()
+        if spins > SPINS_BEFORE_YIELD and spins % SPINS_PER_YIELD == 0:
+            if spins < SPINS_BEFORE_NAP:
+                give_way()
+            else:
+                nap(NAP_MICROSECONDS)
 
 
 @njit(cache=True, nogil=True, parallel=True)
