@@ -52,6 +52,12 @@ def test_an_error_is_one_line_on_standard_error_and_exit_code_1(monkeypatch, cap
     assert capsys.readouterr() == ("", "error: broken: at byte 7\n")
 
 
+def test_memory_that_cannot_be_had_is_one_line_that_says_so(monkeypatch, capsys):
+    fail_with(monkeypatch, MemoryError("Unable to allocate 499. TiB"))
+    assert run(["generate", "x"], {}) == 1
+    assert capsys.readouterr().err == "error: not enough memory: Unable to allocate 499. TiB\n"
+
+
 def test_debug_shows_the_traceback_before_the_line(monkeypatch, capsys):
     fail_with(monkeypatch, ConfigError("no"))
     assert run(["--debug", "generate", "x"], {}) == 1

@@ -62,10 +62,10 @@ def run(arguments: Sequence[str], environment: dict[str, str]) -> int:
         return app(list(arguments), prog_name="millpond", standalone_mode=False, obj=settings) or 0
     except typer.TyperException as error:
         return _complain(error.format_message(), error.exit_code)
-    except (MillpondError, OSError) as error:
+    except (MillpondError, OSError, MemoryError) as error:
         if settings.debug:
             traceback.print_exc()
-        return _complain(str(error), 1)
+        return _complain(f"not enough memory: {error}" if isinstance(error, MemoryError) else str(error), 1)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
 
