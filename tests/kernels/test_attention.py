@@ -16,6 +16,7 @@ BF16, FLOAT32 = np.uint16, np.float32
 # Of a weighted mean of values near 1: a bfloat16 weight is off by up to 2**-9 of itself, a float32 sum by a few 2**-24.
 TOLERANCE = {BF16: 2.0**-8, FLOAT32: 2e-6}
 LENGTHS = [1, 15, 16, 17, 33]
+GUARD = 77.0
 
 every_isa = pytest.mark.parametrize("isa", RUNNABLE_ISAS)
 every_type = pytest.mark.parametrize("kind", [BF16, FLOAT32], ids=["bfloat16", "float32"])
@@ -67,12 +68,14 @@ class Sequence:
         q = self.q[first : first + count, head]
         q = np.ascontiguousarray(round_to_bf16(q) if self.kind is BF16 else q)
         rows, blocks = count * self.heads_per_kv, len(self.table)
-        out = np.full((count, self.heads_per_kv, self.head_dim), np.nan, np.float32)
+        room = np.full((rows + 1) * self.head_dim, GUARD, np.float32)
+        out = room[: -self.head_dim].reshape(count, self.heads_per_kv, self.head_dim)
         scores, factors = np.full((rows, blocks * BLOCK), np.nan, np.float32), np.full(rows, np.nan, np.float32)
         attend(
             tiles, self.keys, self.values, head, rows, self.heads_per_kv, first + 1, self.table,
             q.ctypes.data, out.ctypes.data, self.head_dim, scores, factors,
         )  # fmt: skip
+        assert (room[-self.head_dim :] == GUARD).all(), "written beyond the last row"
         return out
 
     def expected(self, first, count, head=1):
@@ -94,6 +97,15 @@ def test_attention_is_a_softmax_of_the_scores_over_the_context(isa, kind, head_d
     for length in LENGTHS:
         got, expected = sequence.attend(isa, length - 1, 1), sequence.expected(length - 1, 1)
         np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE[kind], err_msg=f"context of {length}")
+
+
+@every_type
+@pytest.mark.parametrize("head_dim", [32, 48, 96, 112])
+def test_every_multiple_of_16_dimensions_is_covered_once(kind, head_dim):
+    sequence = Sequence(kind, 20, head_dim=head_dim, heads_per_kv=3)
+    np.testing.assert_allclose(
+        sequence.attend(RUNNABLE_ISAS[0], 19, 1), sequence.expected(19, 1), rtol=0, atol=TOLERANCE[kind]
+    )
 
 
 @every_type

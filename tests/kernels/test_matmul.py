@@ -24,11 +24,11 @@ from millpond.kernels.matmul import (
 )
 from millpond.kernels.pack import pack_affine, pack_float, padded, round_to_bf16, unpack
 from millpond.kernels.pointwise import prepare
-from millpond.kernels.threads import COUNTERS
+from millpond.kernels.threads import CACHE_LINE, COUNTERS
 from millpond.kernels.tiles import load_tiles
 
 KINDS = {"U4": U4, "U8": U8, "BF16": BF16, "F32": F32_WEIGHTS}
-DEPTH, COLUMNS = 160, 200  # five groups; four whole tiles and a part of the fifth
+DEPTH, COLUMNS = 160, 1000  # five groups; 21 tiles, the last not full: one thread takes two at a time
 ROW_COUNTS = [*range(1, 10), 12, ROW_BLOCK + 2]  # the unpacked path and the next block of rows are crossed
 OUTLIER_CHANNELS = np.array([3, 4, 36, 71, 159], np.int64)  # low and high nibbles, two in one group, the last
 MOST_OUTLIERS = 8
@@ -110,6 +110,7 @@ def run(isa, layer, prepared, rows, *, add=0, start=0.0, team=1) -> np.ndarray:
     work()
     for worker in workers:
         worker.join()
+    assert sync[CACHE_LINE] == padded(COLUMNS) // 48 * -(-rows // ROW_BLOCK), "items done"
     return outputs[:, :COLUMNS]
 
 
