@@ -19,8 +19,8 @@ GROUPS = 6
 EVEN = np.ones(GROUPS, np.float32)
 
 
-def even_magnitudes() -> np.ndarray:
-    return np.random.default_rng(0).uniform(0.9, 1.1, GROUPS * GROUP).astype(np.float32)
+def even_magnitudes(groups: int = GROUPS) -> np.ndarray:
+    return np.random.default_rng(0).uniform(0.9, 1.1, groups * GROUP).astype(np.float32)
 
 
 def magnitudes_with(**channels: float) -> np.ndarray:
@@ -29,13 +29,6 @@ def magnitudes_with(**channels: float) -> np.ndarray:
     for name, value in channels.items():
         magnitudes[int(name[1:])] = value
     return magnitudes
-
-
-def predicted_error(magnitudes, weights, channels) -> float:
-    """The variance that rounding leaves, in units of which only ratios count."""
-    left = magnitudes.astype(np.float64).copy()
-    left[channels] = 0
-    return float((left.reshape(-1, GROUP).max(axis=1) ** 2 * weights).sum())
 
 
 def affine_layer(depth=GROUPS * GROUP, seed=0):
@@ -53,8 +46,16 @@ def test_a_large_channel_is_taken_out():
     assert choose_channels(magnitudes_with(c40=50), EVEN).tolist() == [40]
 
 
-def test_the_channel_that_does_most_harm_comes_first():
-    assert choose_channels(magnitudes_with(c40=50, c3=80, c100=60), EVEN).tolist() == [3, 100, 40]
+def test_large_channels_of_different_groups_are_all_taken_out():
+    assert sorted(choose_channels(magnitudes_with(c40=50, c3=80, c100=60), EVEN).tolist()) == [3, 40, 100]
+
+
+def test_where_there_is_not_room_for_all_the_channels_that_do_most_harm_are_taken_out():
+    magnitudes = even_magnitudes(2 * MOST_OUTLIERS)
+    large = np.arange(2 * MOST_OUTLIERS) * GROUP + 7
+    magnitudes[large] = np.linspace(100, 200, 2 * MOST_OUTLIERS)
+    chosen = choose_channels(magnitudes, np.ones(2 * MOST_OUTLIERS, np.float32))
+    assert sorted(chosen.tolist()) == large[MOST_OUTLIERS:].tolist()
 
 
 def test_two_large_channels_of_one_group_are_both_taken_out_though_one_alone_would_gain_nothing():
