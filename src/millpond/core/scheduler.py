@@ -345,7 +345,8 @@ def _checked(
     token_of = {each.request_id: each.token_id for each in result.sampled}
     fault_of = {each.request_id: each.message for each in result.faults}
     answers = [each.request_id for each in result.sampled] + [each.request_id for each in result.faults]
-    if len(answers) != len(token_of.keys() | fault_of.keys()):
+    answered = token_of.keys() | fault_of.keys()
+    if len(answers) != len(answered):
         raise InvariantError(f"a step's result answers a request twice: {sorted(answers)}")
     for request_id in answers:
         if request_id not in samples:
@@ -354,6 +355,6 @@ def _checked(
         if not samples[request_id]:
             raise InvariantError(f"request {request_id}: has a token but was scheduled without sampling")
     for each, request in in_flight:
-        if each.samples and not request.is_finished and each.request_id not in token_of | fault_of:
+        if each.samples and not request.is_finished and each.request_id not in answered:
             raise InvariantError(f"request {each.request_id}: scheduled to sample, got neither a token nor a fault")
     return token_of, fault_of
