@@ -75,30 +75,6 @@ def optional_str(metadata: Metadata, key: str) -> str | None:
     return require_str(metadata, key) if key in metadata else None
 
 
-def optional_bool(metadata: Metadata, key: str, default: bool) -> bool:
-    """The truth value at `key`, and `default` where the key is not there."""
-    value = metadata.get(key, default)
-    if not isinstance(value, bool):
-        raise _mismatch(key, "true or false", value)
-    return value
-
-
-def require_strings(metadata: Metadata, key: str) -> list[str]:
-    """The array of strings at `key`."""
-    value = _require(metadata, key)
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise _mismatch(key, "an array of strings", value)
-    return value
-
-
-def require_ints(metadata: Metadata, key: str) -> list[int]:
-    """The array of integers at `key`."""
-    value = _require(metadata, key)
-    if not isinstance(value, list) or not all(type(item) is int for item in value):
-        raise _mismatch(key, "an array of integers", value)
-    return value
-
-
 def _require(metadata: Metadata, key: str) -> Any:  # its callers are what gives it a type
     if key not in metadata:
         raise ModelFileError(f"the metadata has no {key!r}, which this kind of model needs")
