@@ -113,6 +113,11 @@ def test_text_has_a_heading_for_each_section_and_units(model, capsys):
     assert any(line.split() == ["block", "size", "16", "tokens"] for line in lines)
 
 
+def test_as_many_slots_as_the_server_may_have_can_be_asked_about(model, capsys):
+    arguments = ("--max-num-seqs", "1024", "--max-num-batched-tokens", "1024", "--kv-memory", "1M")
+    assert report_of(capsys, str(model), *arguments)["pool"]["memory_bytes"] <= 2**20
+
+
 def test_a_setting_that_the_engine_would_refuse_is_refused_here_too(model, capsys):
     assert run(["doctor", str(model), "--max-model-len", "9999"], {}) == 1
     assert "error: max_model_len is 9999" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,12 +75,12 @@ def thread_facts(config: EngineConfig) -> list[Fact]:
 def model_facts(path: Path, file: GGUFFile) -> list[Fact]:
     """The figures of a model file."""
     from millpond.build import read_figures
-    from millpond.load.ggml_types import GGMLType
     from millpond.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_gguf(file.metadata)
     figures = read_figures(file)
-    kinds = Counter(GGMLType(tensor.type).name for tensor in file.tensors.values())
+    kinds = Counter(tensor.type.name for tensor in file.tensors.values())
+    num_parameters = sum(prod(tensor.shape) for tensor in file.tensors.values())
     return [
         fact("name", file.metadata.get("general.name", path.stem)),
         fact("file", str(path)),
@@ -93,22 +94,12 @@ def model_facts(path: Path, file: GGUFFile) -> list[Fact]:
         fact("ffn_size", figures.ffn_size),
         fact("context_length", figures.context_length, f"{figures.context_length} tokens"),
         fact("tensor_types", dict(kinds), ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())),
-        fact("parameters", num_parameters(file), f"{num_parameters(file) / 1e6:.1f} million"),
+        fact("parameters", num_parameters, f"{num_parameters / 1e6:.1f} million"),
         fact("vocab_size", tokenizer.vocab_size, f"{tokenizer.vocab_size} tokens"),
         fact("tokenizer", tokenizer_kind(file.metadata)),
         fact("chat_template", tokenizer.chat_template is not None, "yes" if tokenizer.chat_template else "none"),
         fact("licence", str(file.metadata.get("general.license", "not named in the file"))),
     ]
-
-
-def num_parameters(file: GGUFFile) -> int:
-    total = 0
-    for tensor in file.tensors.values():
-        count = 1
-        for size in tensor.shape:
-            count *= size
-        total += count
-    return total
 
 
 def tokenizer_kind(metadata: Mapping[str, object]) -> str:
@@ -117,19 +108,11 @@ def tokenizer_kind(metadata: Mapping[str, object]) -> str:
     return f"{kind}, split as {split}" if split else str(kind)
 
 
-def memory_facts() -> list[Fact]:
-    """What is left of the machine's memory, as the pool is sized by it."""
-    from millpond.machine import available_memory
-
-    return [memory_fact("available_bytes", available_memory())]
-
-
-def pool_facts(file: GGUFFile, config: EngineConfig) -> list[Fact]:
+def pool_facts(file: GGUFFile, config: EngineConfig, available: int) -> list[Fact]:
     """The K/V pool that an engine of these settings would have, and what the watermark holds back of it."""
     from millpond.build import plan_pool, read_figures
-    from millpond.machine import available_memory
 
-    plan = plan_pool(read_figures(file), config, available_memory())
+    plan = plan_pool(read_figures(file), config, available)
     return [
         fact("blocks", plan.num_blocks, f"{plan.num_blocks} (decided by: {plan.reason})"),
         fact("block_size", plan.block_size, f"{plan.block_size} tokens"),
@@ -155,11 +138,13 @@ def gather(model: str, config: EngineConfig, settings: Settings) -> dict[str, li
     from millpond.kernels.cache import folder_in_use
     from millpond.load.gguf import open_gguf
     from millpond.load.store import find
+    from millpond.machine import available_memory
 
+    available = available_memory()
     report = {
         "processor": processor_facts(config),
         "threads": thread_facts(config),
-        "memory": memory_facts(),
+        "memory": [memory_fact("available_bytes", available)],
         "kernel_cache": [fact("folder", str(folder_in_use()))],
     }
     path = find(model, cache_dir=settings.cache_folder)
@@ -170,4 +155,4 @@ def gather(model: str, config: EngineConfig, settings: Settings) -> dict[str, li
         ]
         return report
     file = open_gguf(path)
-    return {**report, "pool": pool_facts(file, config), "model": model_facts(path, file)}
+    return {**report, "pool": pool_facts(file, config, available), "model": model_facts(path, file)}
