@@ -8,6 +8,7 @@ import pytest
 from millpond.cli.streaming import answer, chat_prompt, interrupt_flag
 from millpond.core.request import FinishReason, SamplingParams
 from millpond.errors import EngineError, InvalidRequestError
+from millpond.text.chat import ChatTemplate
 
 
 def run(engine, write=lambda text: None, **kwargs):
@@ -38,9 +39,9 @@ def test_a_fault_of_the_request_is_raised_with_its_text(engine):
 
 
 def test_a_model_without_a_chat_template_is_refused_with_the_way_out(engine):
-    engine.chat_template = None
-    with pytest.raises(InvalidRequestError, match="no chat template; `millpond generate`"):
-        chat_prompt(engine, [])
+    engine.chat_template = ChatTemplate(None, {})
+    with pytest.raises(InvalidRequestError, match="no chat template, so it cannot chat; give it a plain prompt"):
+        chat_prompt(engine, [{"role": "user", "content": "Hi"}])
 
 
 def test_ctrl_c_is_a_flag_inside_and_an_exception_again_outside():

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from millpond.core.request import FinishReason, SamplingParams
-from millpond.errors import EngineError, InvalidRequestError
+from millpond.errors import EngineError
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
@@ -58,8 +58,6 @@ def answer(
 
 def chat_prompt(engine: Engine, messages: Sequence[Mapping[str, str]]) -> list[int]:
     """Token ids of a conversation through the model's chat template. Raises InvalidRequestError where it has none."""
-    if engine.chat_template is None:
-        raise InvalidRequestError("this model has no chat template; `millpond generate` continues plain text")
     return engine.tokenizer.encode(engine.chat_template.render(messages), add_special_tokens=False)
 
 
