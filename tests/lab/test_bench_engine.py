@@ -27,11 +27,12 @@ class FakeEngine:
     """One prefill step at a time, for 100 virtual seconds; a step of decode alone takes half a second.
 
     While one request prefills, those that are ready decode along, as under a token budget. give_up_at is a number of
-    requests: with that many decoding, one of them gets nothing, as after a preemption.
+    requests: with that many decoding, one of them gets nothing, as after a preemption. At most `room` run at once.
     """
 
     tokens_per_prefill_step: int = 128
     give_up_at: int | None = None
+    room: int = 1000
     now: float = 0.0
     requests: dict[str, FakeRequest] = field(default_factory=dict)
     seen: list[tuple[int, SamplingParams]] = field(default_factory=list)
@@ -52,8 +53,9 @@ class FakeEngine:
         return bool(self.requests)
 
     def step(self):
-        prefilling = next((each for each in self.requests.values() if each.prefill_steps), None)
-        ready = [each for each in self.requests.values() if not each.prefill_steps]
+        running = list(self.requests.values())[: self.room]
+        prefilling = next((each for each in running if each.prefill_steps), None)
+        ready = [each for each in running if not each.prefill_steps]
         self.now += 100.0 if prefilling else 0.5
         if prefilling:
             prefilling.prefill_steps -= 1
@@ -89,6 +91,17 @@ def test_decode_prompts_have_128_tokens_and_nothing_ends_by_itself():
 def test_decode_refuses_to_report_a_figure_when_a_sequence_was_left_out():
     with pytest.raises(EngineError, match="3 tokens to 4 sequences"):
         bench_of(FakeEngine(give_up_at=4)).decode(4, Random(0))
+
+
+def test_decode_refuses_when_the_pool_never_holds_all_the_sequences():
+    with pytest.raises(EngineError, match="3 tokens to 4 sequences"):
+        bench_of(FakeEngine(room=3)).decode(4, Random(0))
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 128])
+def test_decode_waits_for_the_slowest_prefill(tokens_per_step):
+    engine = FakeEngine(tokens_per_prefill_step=tokens_per_step)
+    assert bench_of(engine).decode(3, Random(0)) == 3 / 0.5
 
 
 def test_prefill_is_the_prompt_over_the_time_to_its_first_token():
