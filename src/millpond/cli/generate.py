@@ -74,7 +74,9 @@ def generate(
     top_k: Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens up to this share.")] = 1.0,
     min_p: Annotated[float, typer.Option("--min-p", help="Drop tokens below this share of the likeliest.")] = 0.0,
-    seed: Annotated[int | None, typer.Option("--seed", help="Key of the random draws [default: 0]")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Key of the random draws [default: the same one every time]")
+    ] = None,
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="Text that ends the answer; may be repeated.")
     ] = None,
