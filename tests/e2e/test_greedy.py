@@ -33,11 +33,11 @@ def test_float32_gives_the_greedy_tokens_of_transformers_for_all_prompts_at_once
 
 
 def test_float32_gives_the_greedy_tokens_of_transformers_in_chunks_and_after_preemptions(float32):
-    """The five hold 34 blocks before their first token and 54 at the end."""
-    engine = engine_over(float32, num_blocks=38, max_num_batched_tokens=64)
-    got = drive(engine, asks(64), max_steps=250)
+    """The five hold 36 blocks before their first token and 43 at the end."""
+    engine = engine_over(float32, num_blocks=37, max_num_batched_tokens=64)
+    got = drive(engine, asks(24), max_steps=150)
     for name, prompt in PROMPTS.items():
-        assert got[name].token_ids == prompt.greedy_token_ids.tolist(), name
+        assert got[name].token_ids == prompt.greedy_token_ids[:24].tolist(), name
     assert engine.scheduler.counters.preemptions > 0
 
 
