@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millpond.core.block_pool import blocks_for_length
-from millpond.core.request import Request
 from millpond.errors import InvalidRequestError
 
 
@@ -26,12 +25,12 @@ class Door:
         by_pool = self.num_blocks * self.block_size + 1 - num_prompt_tokens
         return max(0, min(self.max_model_len - num_prompt_tokens, by_pool))
 
-    def check(self, request: Request) -> None:
+    def check(self, num_prompt_tokens: int, max_tokens: int) -> None:
         """Raise InvalidRequestError, with both numbers, for a request that could never run."""
-        self._check_prompt(request.num_prompt_tokens)
-        if request.max_tokens < 1:
-            raise InvalidRequestError(f"max_tokens must be at least 1, got {request.max_tokens}", "max_tokens")
-        self._check_total(request.num_prompt_tokens, request.max_tokens)
+        self._check_prompt(num_prompt_tokens)
+        if max_tokens < 1:
+            raise InvalidRequestError(f"max_tokens must be at least 1, got {max_tokens}", "max_tokens")
+        self._check_total(num_prompt_tokens, max_tokens)
 
     def _check_prompt(self, length: int) -> None:
         if length < 1:

@@ -83,7 +83,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.finished: list[Request] = []
         self.free_slots = list(range(max_num_seqs))
-        self._door = Door(num_blocks, block_size, max_model_len)
+        self.door = Door(num_blocks, block_size, max_model_len)
         self._num_arrivals = 0
         self._in_flight: tuple[tuple[ScheduledRequest, Request], ...] = ()
 
@@ -105,15 +105,11 @@ class Scheduler:
         """Whether schedule() gave out work whose result has not come back."""
         return any(not request.is_finished for _, request in self._in_flight)
 
-    def max_tokens_that_fit(self, num_prompt_tokens: int) -> int:
-        """The cap for an unset max_tokens; 0 when the prompt itself does not fit."""
-        return self._door.max_tokens_that_fit(num_prompt_tokens)
-
     def add_request(self, request: Request) -> None:
         """Take a request into the queue. Raises InvalidRequestError for a known id or what could never run."""
         if request.request_id in self.requests:
             raise InvalidRequestError(f"request id {request.request_id!r} is already in use", "request_id")
-        self._door.check(request)
+        self.door.check(request.num_prompt_tokens, request.max_tokens)
         request.arrival = self._num_arrivals
         self._num_arrivals += 1
         self.requests[request.request_id] = request

@@ -50,7 +50,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.chat_template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
         self.model_name = model_name
-        self.limits = RequestLimits.of(scheduler, vocab_size)
+        self.limits = RequestLimits(vocab_size, scheduler.door)
         self.observer = observer
         self._clock = clock
         self._seeds = random.Random(config.seed)

@@ -33,7 +33,8 @@ def find_outliers(
     magnitudes = [np.zeros(layer.depth, np.float32) for layer, _ in affine]
     for (_, row), sums in zip(affine, magnitudes, strict=True):
         row[MAGNITUDES] = sums.ctypes.data
-    probe()
+    if affine:
+        probe()
     kept = []
     for (layer, row), sums in zip(affine, magnitudes, strict=True):
         channels = choose_channels(sums, _group_weights(layer))
@@ -48,20 +49,24 @@ def choose_channels(magnitudes: NDArray[np.float32], group_weights: NDArray[np.f
     A group's rounding error has the variance max(x)**2 / (12 * 127**2) for each of its inputs, times the squares of its
     weights: only the ratio between groups matters here. magnitudes: float32 [K]; group_weights: float32 [K / 32].
     """
-    left = magnitudes.astype(np.float64).reshape(-1, GROUP)
-    channels: list[int] = []
-    errors = left.max(axis=1) ** 2 * group_weights
-    while len(channels) < MOST_OUTLIERS and errors.sum() > 0:
-        group = int(errors.argmax())
-        channel = int(left[group].argmax())
-        remaining = np.delete(left[group], channel).max()
-        gain = errors[group] - remaining**2 * group_weights[group]
-        if gain < LEAST_GAIN * errors.sum():
+    groups = magnitudes.astype(np.float64).reshape(-1, GROUP)
+    order = np.argsort(-groups, axis=1, kind="stable")
+    errors = np.take_along_axis(groups, order, axis=1) ** 2 * group_weights[:, None]  # after taking out 0, 1, 2, ...
+    total = float(errors[:, 0].sum())
+    if not np.isfinite(total):
+        return np.empty(0, np.int64)
+    taken, steps = np.zeros(len(groups), np.int64), np.arange(1, MOST_OUTLIERS + 1)
+    gains = (errors[:, :1] - errors[:, 1 : MOST_OUTLIERS + 1]) / steps  # for each channel, taking 1, 2, ... of a group
+    while (room := MOST_OUTLIERS - int(taken.sum())) > 0:
+        group, more = np.unravel_index(gains[:, :room].argmax(), (len(groups), room))
+        gain, count = float(gains[group, more]), int(more) + 1
+        if gain <= 0 or gain < LEAST_GAIN * total:
             break
-        left[group, channel] = 0.0
-        errors[group] -= gain
-        channels.append(group * GROUP + channel)
-    return np.array(channels, dtype=np.int64)
+        total -= gain * count
+        taken[group] += count
+        rest = errors[group, taken[group] : taken[group] + MOST_OUTLIERS + 1]
+        gains[group] = (rest[0] - rest[1:]) / steps
+    return np.concatenate([group * GROUP + order[group, :gone] for group, gone in enumerate(taken)]).astype(np.int64)
 
 
 def _group_weights(layer: Packed) -> NDArray[np.float32]:

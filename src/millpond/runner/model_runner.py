@@ -11,7 +11,7 @@ from millpond.kernels.tiles import load_tiles
 from millpond.model.arrays import Batch, KVCache, Scratch, Weights, new_kv_cache, new_scratch, new_weights
 from millpond.model.config import ModelConfig
 from millpond.model.llama import forward, link_forward
-from millpond.model.outliers import find_outliers, probe_tokens
+from millpond.model.outliers import PROBE_TOKENS, find_outliers, probe_tokens
 from millpond.model.weights import LlamaWeights
 from millpond.runner.sampler import Sampler
 
@@ -41,7 +41,7 @@ class ModelRunner:
         self._max_rows, self._max_model_len, self._vocab_size = max_num_batched_tokens, max_model_len, vocab_size
         self._per_block = block_size // BLOCK
         self._kv_dtype = np.float32 if dtype == "float32" else np.uint16
-        self._weights: Weights = new_weights(config, packed, max_model_len)
+        self._weights: Weights = new_weights(config, packed, max(max_model_len, PROBE_TOKENS))
         self._cache: KVCache = new_kv_cache(config, num_blocks * self._per_block, self._kv_dtype)
         self._scratch: Scratch = new_scratch(
             config,
@@ -64,17 +64,22 @@ class ModelRunner:
         self.sampler = Sampler(max_num_seqs, vocab_size, self._scratch.logits.shape[1])
 
     def _find_outliers(self) -> list[NDArray[np.int64]]:
-        """Probe on one thread, so that the sums, and with them the choice, come out the same every time."""
-        weights = self._weights
+        """Probe on one thread, in a cache and a scratch of its own: the choice must not depend on any setting."""
+        config, weights = self.config, self._weights
         layers = zip(self._packed.layers, weights.layers, strict=True)
         pairs = [pair for packed, rows in layers for pair in zip(packed, rows, strict=True)]
-        tokens = probe_tokens(self._vocab_size)[: min(self._max_rows, self._max_model_len)]
-        blocks = tuple(range(-(-len(tokens) // (BLOCK * self._per_block))))
+        tokens = probe_tokens(config.vocab_size)
+        blocks = -(-len(tokens) // (BLOCK * self._per_block))
+        cache = new_kv_cache(config, blocks * self._per_block, self._kv_dtype)
+        count = len(tokens)
+        scratch = new_scratch(
+            config, self._kv_dtype, rows=count, sampled=count, max_model_len=len(cache.keys[0]) * BLOCK, threads=1
+        )
 
         def probe() -> None:
-            batch = self._batch([ScheduledRequest("probe", 0, 0, tuple(tokens), blocks, True, 0)])
-            batch = batch._replace(sampled=np.arange(min(len(tokens), len(self._scratch.logits))))
-            forward(self._entry, self._tiles._replace(threads=1), weights, self._cache, batch, self._scratch)
+            batch = self._batch([ScheduledRequest("probe", 0, 0, tuple(tokens), tuple(range(blocks)), True, 0)])
+            batch = batch._replace(sampled=np.arange(count))
+            forward(self._entry, self._tiles._replace(threads=1), weights, cache, batch, scratch)
 
         return find_outliers([*pairs, (self._packed.head, weights.head)], probe)
 
@@ -145,6 +150,11 @@ class ModelRunner:
 
         For evaluation and tests: it overwrites the cache's first blocks, so no request may be running.
         """
+        room = min(self._max_model_len, self._cache.keys.shape[1] * BLOCK)
+        if not 0 < len(token_ids) <= room:
+            raise ValueError(f"from 1 to {room} tokens have room here, got {len(token_ids)}")
+        if min(token_ids) < 0 or max(token_ids) >= self.config.vocab_size:
+            raise ValueError(f"token ids must be from 0 to {self.config.vocab_size - 1}")
         chunk = min(chunk or self._max_rows, self._max_rows)
         block_ids = tuple(range(-(-len(token_ids) // (BLOCK * self._per_block))))
         scratch = self._scratch._replace(logits=np.zeros((chunk, self._scratch.logits.shape[1]), np.float32))
