@@ -48,7 +48,7 @@ def test_the_context_limit_at_its_boundary(length, max_tokens, message, param):
 )
 def test_an_unset_max_tokens_is_capped_or_refused_for_the_prompt(length, message):
     scheduler = make_scheduler(num_blocks=100, max_model_len=LIMIT)
-    cap = scheduler.max_tokens_that_fit(length)
+    cap = scheduler.door.max_tokens_that_fit(length)
     if message is None:
         scheduler.add_request(make_request("a", length, cap))
     else:
@@ -76,7 +76,7 @@ def test_a_prompt_longer_than_the_pool_is_refused_for_its_length():
 @pytest.mark.parametrize("length", range(1, 17))
 def test_what_passes_the_door_at_its_exact_boundary_runs_alone(length, reserve):
     scheduler = make_scheduler(num_blocks=4, reserve=reserve)
-    most = scheduler.max_tokens_that_fit(length)
+    most = scheduler.door.max_tokens_that_fit(length)
     assert f"at most {most} for" in str(refusal(scheduler, length, most + 1))
     loop = Loop(scheduler)
     loop.add(make_request("a", length, most))

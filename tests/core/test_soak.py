@@ -54,7 +54,7 @@ class Soak:
         scheduler = loop.scheduler
         room = scheduler.pool.num_blocks * scheduler.block_size
         length = rng.randint(1, min(room, 10))
-        max_tokens = rng.randint(1, min(16, scheduler.max_tokens_that_fit(length)))
+        max_tokens = rng.randint(1, min(16, scheduler.door.max_tokens_that_fit(length)))
         stops = frozenset(range(100, 1000, 20)) if rng.random() < 0.3 else frozenset()
         self.requests[name] = make_request(name, length, max_tokens, stop_token_ids=stops)
         return self.requests[name]

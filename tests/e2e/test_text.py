@@ -113,7 +113,7 @@ def test_a_prompt_of_all_the_length_but_one_gets_one_token_and_one_more_is_refus
     assert (len(got.token_ids), got.finish_reason, num_steps) == (1, FinishReason.LENGTH, 1)
     with pytest.raises(InvalidRequestError, match=rf"{limit} tokens.*no room for one new token"):
         answer(two_threads, tokens[:limit], max_tokens=None)
-    with pytest.raises(InvalidRequestError, match=rf"{limit + 1} tokens, which is more than {limit}"):
+    with pytest.raises(InvalidRequestError, match=rf"{limit + 1} tokens, more than max_model_len {limit}"):
         answer(two_threads, tokens[: limit + 1], max_tokens=1)
 
 

@@ -109,7 +109,7 @@ def test_the_context_limit_is_one_rule_for_prompts_around_it(length, max_tokens,
 def test_a_full_prompt_and_a_too_long_prompt_are_told_apart():
     engine = make_engine(max_model_len=10)
     assert "leaves no room for one new token" in str(refusal(engine, [5] * 10, max_tokens=1))
-    assert "11 tokens, which is more than 10" in str(refusal(engine, [5] * 11, max_tokens=1))
+    assert "11 tokens, more than max_model_len 10" in str(refusal(engine, [5] * 11, max_tokens=1))
 
 
 def test_asking_for_more_than_fits_names_the_limit_the_prompt_and_the_request():
@@ -120,7 +120,7 @@ def test_asking_for_more_than_fits_names_the_limit_the_prompt_and_the_request():
 
 def test_a_pool_smaller_than_the_context_is_the_limit_and_says_so():
     engine = make_engine(num_blocks=2, block_size=4, max_model_len=100)
-    assert "9 tokens (all that the K/V pool holds)" in str(refusal(engine, [5] * 4, max_tokens=6))
+    assert "needs 3 blocks of 4 tokens and the pool has 2" in str(refusal(engine, [5] * 4, max_tokens=6))
     engine.add_request("a", [5] * 4, SamplingParams(max_tokens=5, ignore_eos=True))
     assert len(drive(engine)["a"]) == 5
 
