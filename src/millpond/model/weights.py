@@ -122,8 +122,8 @@ def head_order(heads: int, head_dim: int) -> NDArray[np.int64]:
 def _pack(
     tensors: Sequence[GGUFTensor], dtype: str, orders: Sequence[NDArray[np.int64] | None] | None = None
 ) -> Packed:
-    """One linear layer out of tensors stacked by rows: affine where all are quantised, else bfloat16; float32 on request,
-    and where quantised tensors stand among others (bfloat16 would round them)."""
+    """One linear layer out of tensors stacked by rows: affine where all are quantised, else bfloat16; float32 on
+    request, and where quantised tensors stand among others (bfloat16 would round them)."""
     orders = orders or [None] * len(tensors)
     affine = [None if dtype == "float32" else to_affine(each) for each in tensors]
     parts = [each for each in affine if each is not None]
