@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numba
 import numpy as np
 import pytest
 from numba import njit
@@ -44,13 +43,13 @@ def plan(available: int = 100 * GIGABYTE, **settings) -> PoolPlan:
 
 
 def test_a_pool_that_is_asked_for_is_what_there_is():
-    got = plan(available=0, num_blocks=5)
+    got = plan(available=5 * BLOCK_BYTES, num_blocks=5)
     assert (got.num_blocks, got.reason) == (5, "asked for")
     assert (got.num_tokens, got.num_bytes) == (80, 5 * BLOCK_BYTES)
 
 
 def test_memory_that_is_asked_for_is_filled_with_whole_blocks():
-    got = plan(available=0, kv_memory=3 * BLOCK_BYTES - 1)
+    got = plan(available=3 * BLOCK_BYTES, kv_memory=3 * BLOCK_BYTES - 1)
     assert (got.num_blocks, got.reason) == (2, "kv_memory")
     assert plan(kv_memory=BLOCK_BYTES).num_blocks == 1
 
@@ -197,15 +196,6 @@ def test_kernels_that_the_processor_lacks_or_nobody_knows_are_refused(build_smal
         build_small(replace(SMALL, isa="sse"))
 
 
-def test_fewer_threads_than_asked_for_are_told_and_used(monkeypatch, build_small):
-    told, asked = [], numba.config.NUMBA_NUM_THREADS
-    monkeypatch.setattr(build, "thread_count", lambda setting: asked + 1)
-    monkeypatch.setattr(build, "set_team", lambda threads: 1)
-    engine = build_small(notify=told.append)
-    assert told == [f"only 1 of {asked + 1} threads run at once here; going on with 1"]
-    assert engine.config.threads == 1
-
-
 def test_nothing_is_told_of_compilation_when_everything_is_there_already(build_small):
     build_small()
     told = []
@@ -259,3 +249,11 @@ def test_the_same_file_and_settings_give_an_engine_of_the_same_bits(build_small)
     tokens = list(range(3, 40))
     first, second = (build_small().runner.logits(tokens) for _ in range(2))
     np.testing.assert_array_equal(first, second)
+
+
+def test_a_pool_larger_than_the_available_memory_is_refused_with_both_numbers():
+    config = EngineConfig(num_blocks=1000)
+    block_bytes = plan_pool(FIGURES, config, 1 << 40).block_bytes
+    with pytest.raises(ConfigError, match=f"1000 blocks takes {1000 * block_bytes} bytes, but {999 * block_bytes} are"):
+        plan_pool(FIGURES, config, 999 * block_bytes)
+    assert plan_pool(FIGURES, config, 1000 * block_bytes).num_blocks == 1000

@@ -18,9 +18,9 @@ from millpond.engine.engine import Engine
 from millpond.errors import ConfigError, ModelFileError
 from millpond.kernels.attention import BLOCK
 from millpond.kernels.isa import choose
-from millpond.kernels.threads import set_team, thread_count
+from millpond.kernels.threads import thread_count
 from millpond.load.gguf import GGUFFile, open_gguf
-from millpond.load.store import resolve
+from millpond.load.store import find, resolve
 from millpond.machine import available_memory
 from millpond.model.config import ModelConfig
 from millpond.model.weights import load_weights
@@ -64,6 +64,11 @@ def plan_pool(figures: ModelConfig, config: EngineConfig, available: int) -> Poo
         )
     block_bytes = figures.kv_bytes_per_position(4 if config.dtype == "float32" else 2) * config.block_size
     num_blocks, reason = _num_blocks(config, max_model_len, block_bytes, available)
+    if num_blocks * block_bytes > available:
+        raise ConfigError(
+            f"a pool of {num_blocks} blocks takes {num_blocks * block_bytes} bytes, but {available} are available; "
+            f"lower kv_memory or num_blocks"
+        )
     reserve = resolve_watermark_blocks(num_blocks, config.watermark, config.watermark_blocks)
     return PoolPlan(num_blocks, config.block_size, block_bytes, reserve, max_model_len, reason)
 
@@ -100,12 +105,13 @@ def build_engine(
     model is a known name, a file, a folder or org/repo[:file]. engine_options go to Engine (clock, observer).
     Raises ModelNotFoundError, ModelFileError, DownloadError or ConfigError.
     """
-    config = config or EngineConfig()
+    if find(model) is None:
+        notify(f"fetching {model} ...")
     path = resolve(model)
     file = open_gguf(path)
-    tokenizer = Tokenizer.from_gguf(file.metadata)
-    plan = plan_pool(read_figures(file), config, available_memory())
-    runner, threads = _build_runner(file, config, plan, tokenizer.vocab_size, notify)
+    figures, tokenizer = read_figures(file), Tokenizer.from_gguf(file.metadata)
+    config, plan = _settle(figures, config or EngineConfig())
+    runner = _build_runner(file, figures, config, plan, tokenizer.vocab_size, notify)
     scheduler = Scheduler(
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
@@ -114,11 +120,8 @@ def build_engine(
         max_model_len=plan.max_model_len,
         watermark_blocks=plan.watermark_blocks,
     )
-    resolved = dataclasses.replace(
-        config, max_model_len=plan.max_model_len, num_blocks=plan.num_blocks, threads=threads, isa=choose(config.isa)
-    )
     return Engine(
-        config=resolved,
+        config=config,
         scheduler=scheduler,
         runner=runner,
         tokenizer=tokenizer,
@@ -135,29 +138,37 @@ def build_model_runner(path: Path, config: EngineConfig | None = None) -> ModelR
     if config.num_blocks is None and config.kv_memory is None:
         longest = config.max_model_len or figures.context_length
         config = dataclasses.replace(config, num_blocks=blocks_for_length(longest, config.block_size))
+    config, plan = _settle(figures, config)
+    return _build_runner(file, figures, config, plan, figures.vocab_size, lambda line: None)
+
+
+def _settle(figures: ModelConfig, config: EngineConfig) -> tuple[EngineConfig, PoolPlan]:
+    """The config with its open sizes filled in, and the pool that they make."""
     plan = plan_pool(figures, config, available_memory())
-    return _build_runner(file, config, plan, figures.vocab_size, lambda line: None)[0]
+    settled = dataclasses.replace(
+        config,
+        max_model_len=plan.max_model_len,
+        num_blocks=plan.num_blocks,
+        threads=thread_count(config.threads),
+        isa=choose(config.isa),
+    )
+    return settled, plan
 
 
 def _build_runner(
-    file: GGUFFile, config: EngineConfig, plan: PoolPlan, vocab_size: int, notify: Notify
-) -> tuple[ModelRunner, int]:
-    figures = read_figures(file)
+    file: GGUFFile, figures: ModelConfig, config: EngineConfig, plan: PoolPlan, vocab_size: int, notify: Notify
+) -> ModelRunner:
     if vocab_size > figures.vocab_size:
         raise ModelFileError(
             f"{file.path.name}: the tokenizer has {vocab_size} tokens, but the embedding only {figures.vocab_size} rows"
         )
-    isa, asked = choose(config.isa), thread_count(config.threads)
     packed = load_weights(file, figures, config.dtype)
     with _told_of_compilation(notify):
-        threads = set_team(asked)
-        if threads < asked:
-            notify(f"only {threads} of {asked} threads run at once here; going on with {threads}")
         runner = ModelRunner(
             figures,
             packed,
-            isa=isa,
-            threads=threads,
+            isa=config.isa,
+            threads=thread_count(config.threads),
             dtype=config.dtype,
             num_blocks=plan.num_blocks,
             block_size=plan.block_size,
@@ -167,7 +178,7 @@ def _build_runner(
             vocab_size=vocab_size,
         )
         runner.warm_up()
-    return runner, threads
+    return runner
 
 
 @contextmanager

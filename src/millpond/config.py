@@ -45,12 +45,12 @@ class EngineConfig:
             "threads",
         ):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
-                f"({self.max_num_seqs}), so that every running request gets a token in every step"
+                f"({self.max_num_seqs}), or some of the requests could never run together"
             )
         if not 0.0 <= self.watermark < 1.0:
             raise ConfigError(f"watermark must be at least 0 and below 1, got {self.watermark:g}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -59,7 +60,7 @@ class LLM:
         # Here and not above: build.py brings in numba, which the control plane does without.
         from millpond.build import build_engine
 
-        self._take(build_engine(model, EngineConfig(**settings)))
+        self._take(build_engine(model, EngineConfig(**settings), notify=_tell))
 
     @classmethod
     def from_engine(cls, engine: Engine) -> LLM:
@@ -204,3 +205,8 @@ def _progress_bar(num_prompts: int, wanted: bool | None) -> Iterator[Callable[[R
             bar.update(task, advance=output.finish_reason is not None, tokens=tokens)
 
         yield advance
+
+
+def _tell(line: str) -> None:
+    """What takes its time while an engine is built: fetching a model, compiling kernels."""
+    print(line, file=sys.stderr)

@@ -59,13 +59,6 @@ def test_codes_of_all_ones_and_the_extremes_of_a_scale_survive():
         np.testing.assert_array_equal(row, expected[token])
 
 
-@pytest.mark.parametrize(("kind", "bytes_per_weight"), [(U4, 0.5), (U8, 1), (BF16, 2), (F32_WEIGHTS, 4)], ids=KINDS)
-def test_a_layer_takes_the_bytes_of_its_kind_and_says_so(kind, bytes_per_weight):
-    packed, _ = packed_and_expected(kind, (96, 64))
-    scales = 96 * 2 * 2 * 2 if kind in (U4, U8) else 0
-    assert packed.nbytes == 96 * 64 * bytes_per_weight + scales
-
-
 def test_the_columns_after_the_last_are_zeros():
     packed, _ = packed_and_expected(F32_WEIGHTS, (50, 32))
     whole = packed.weights.transpose(0, 2, 1).reshape(padded(50), 32)

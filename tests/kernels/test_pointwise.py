@@ -5,7 +5,7 @@ import pytest
 from numba import njit
 
 from millpond.kernels.pack import round_to_bf16
-from millpond.kernels.pointwise import put_query, rms_norm, rotate, swiglu_row, to_bf16
+from millpond.kernels.pointwise import copy_row, rms_norm, rotate, round_row, swiglu_row, to_bf16
 
 
 @njit
@@ -14,8 +14,13 @@ def swiglu(gate, up, target, count):
 
 
 @njit
-def query(x, target, count):
-    put_query(x, target, count)
+def copied(x, target, count):
+    copy_row(x, target, count)
+
+
+@njit
+def rounded(x, target, count):
+    round_row(x, target, count)
 
 
 def swiglu_of(gate, up) -> np.ndarray:
@@ -94,11 +99,11 @@ def test_swiglu_of_what_is_not_a_number_is_not_a_number_in_its_own_place_only():
     assert np.flatnonzero(np.isnan(swiglu_of(gate, up))).tolist() == [5, 20]
 
 
-def test_a_query_goes_into_the_cache_of_its_type():
+def test_a_row_is_copied_or_rounded_to_bfloat16():
     x = random_row(64)
     as_float, as_bf16 = np.zeros(64, np.float32), np.zeros(64, np.uint16)
-    query(x.ctypes.data, as_float, 4)
-    query(x.ctypes.data, as_bf16, 4)
+    copied(x.ctypes.data, as_float.ctypes.data, 4)
+    rounded(x.ctypes.data, as_bf16.ctypes.data, 4)
     np.testing.assert_array_equal(as_float, x)
     np.testing.assert_array_equal(as_bf16, round_to_bf16(x))
 

@@ -15,7 +15,6 @@ from millpond.kernels.threads import (
     COUNTERS,
     cgroup_quota,
     done,
-    set_team,
     start_phases,
     take,
     thread_count,
@@ -117,18 +116,6 @@ def test_more_threads_than_may_be_started_are_refused_with_both_numbers(monkeypa
     monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 3)
     with pytest.raises(ConfigError, match="threads is 9, but this process may start at most 3"):
         thread_count(9)
-
-
-@pytest.mark.parametrize("count", sorted({1, numba.config.NUMBA_NUM_THREADS}))
-def test_a_team_of_each_possible_size_really_runs_at_once(count):
-    assert set_team(count) == count
-    assert numba.get_num_threads() == count
-
-
-def test_a_team_that_does_not_come_together_is_a_team_of_one(monkeypatch):
-    monkeypatch.setattr(threads, "_roll_call", lambda count, sync: None)
-    assert set_team(numba.config.NUMBA_NUM_THREADS) == 1
-    assert numba.get_num_threads() == 1
 
 
 @njit(nogil=True)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import millpond.model.weights as weights_module
 from millpond.errors import ModelFileError
 from millpond.kernels.matmul import BF16, F32_WEIGHTS, U4, U8
 from millpond.kernels.pack import round_to_bf16, unpack
@@ -113,7 +114,6 @@ def test_q_k_and_v_of_different_types_are_one_layer_of_a_kind_that_holds_all(tin
 def test_without_a_head_of_its_own_the_model_holds_its_embedding_once(tiny):
     weights = tiny(tied=True).load()
     assert weights.head is weights.embedding
-    assert weights.nbytes == tiny(tied=False).load().nbytes - weights.head.nbytes
 
 
 def test_a_head_of_its_own_is_used_where_there_is_one(tiny):
@@ -129,12 +129,6 @@ def test_norms_are_in_the_order_in_which_the_layers_use_them(tiny):
     names = [f"model.layers.{i}.{n}.weight" for i in range(3) for n in ("input_layernorm", "post_attention_layernorm")]
     expected = np.stack([model.reference[name] for name in [*names, "model.norm.weight"]])
     np.testing.assert_array_equal(model.load().norms, expected)
-
-
-def test_loading_tells_after_each_layer_how_far_it_is(tiny):
-    told = []
-    tiny(layers=3).load(progress=lambda done, total: told.append((done, total)))
-    assert told == [(1, 3), (2, 3), (3, 3)]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +172,8 @@ def test_a_head_of_another_shape_is_refused(tiny):
         tiny(tied=False).with_tensor("output.weight", like="output.weight", shape=(128, 267)).load()
 
 
-def test_every_tensor_is_checked_before_any_is_read(tiny):
+def test_every_tensor_is_checked_before_any_is_read(tiny, monkeypatch):
     model = tiny().with_tensor("zzz", like="output_norm.weight")
+    monkeypatch.setattr(weights_module, "_load_layer", lambda *args: pytest.fail("a layer was read"))
     with pytest.raises(ModelFileError, match="'zzz' is not part"):
-        model.load(progress=lambda done, total: pytest.fail("a layer was read"))
+        model.load()

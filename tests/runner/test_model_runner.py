@@ -1,5 +1,7 @@
 """The runner's logits against a plain forward pass, and their bits the same however the work is cut up."""
 
+import threading
+
 import numba
 import numpy as np
 import pytest
@@ -310,3 +312,18 @@ def test_an_engines_runner_gives_the_bits_of_the_runner_alone_where_the_embeddin
     tokens = random_tokens(16)
     engine = build_engine(str(path), EngineConfig(max_num_seqs=8, max_num_batched_tokens=64, num_blocks=16, threads=1))
     np.testing.assert_array_equal(engine.runner.logits(tokens), tiny_runner(path).logits(tokens)[:, :267])
+
+
+@pytest.mark.parametrize("count", [1, numba.config.NUMBA_NUM_THREADS])
+def test_the_thread_that_runs_a_step_starts_no_more_threads_than_were_asked_for(mixed, count):
+    """Numba keeps it for each thread, and a server steps in a thread that did not build the runner."""
+    runner, seen = tiny_runner(mixed, threads=count), []
+
+    def step():
+        runner.logits(random_tokens(4))
+        seen.append(numba.get_num_threads())
+
+    other = threading.Thread(target=step)
+    other.start()
+    other.join()
+    assert seen == [count]

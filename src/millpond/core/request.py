@@ -54,10 +54,9 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        object.__setattr__(self, "stop", tuple(stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         if self.max_tokens is not None:
             _check_int("max_tokens", self.max_tokens, 1, None)
         _check_number("temperature", self.temperature, 0.0, 100.0)
@@ -85,11 +84,11 @@ def _check_int(name: str, value: object, low: int | None, high: int | None) -> N
 
 
 def _check_number(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, int | float) or isinstance(value, bool) or value != value or abs(value) == math.inf:
         raise InvalidRequestError(f"{name} must be a finite number, got {value!r}", name)
     if value > high or value < low or (above and value == low):
         bound = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
-        raise InvalidRequestError(f"{name} must be {bound}, got {value:g}", name)
+        raise InvalidRequestError(f"{name} must be {bound}, got {value!r}", name)
 
 
 @dataclass(slots=True, eq=False)

@@ -23,10 +23,6 @@ class Packed:
         scales = 0 if self.scales is None else self.scales.ctypes.data
         return [self.kind, padded(self.columns), self.depth, self.weights.ctypes.data, scales, 0, 0, 0, 0]
 
-    @property
-    def nbytes(self) -> int:
-        return self.weights.nbytes + (0 if self.scales is None else self.scales.nbytes)
-
 
 def padded(columns: int) -> int:
     """The columns that whole tiles cover."""

@@ -5,7 +5,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from millpond.kernels.matmul import BF16, DEPTH, GROUP, KIND, MAGNITUDES, OUTLIER_COUNT, OUTLIERS, U8
-from millpond.kernels.simd import F32, I64, V16F32, V16I8, V16I32, Ir, address, float_at, float_bits, int_at, put_float
+from millpond.kernels.simd import F32, V16F32, V16I8, V16I32, Ir, address, float_at, float_bits, int_at, put_float
 
 # Sums may be taken in another order (one order per loop, the same for every row); NaN and infinity stay what they are.
 RELAXED = {"reassoc", "contract", "nsz"}
@@ -152,29 +152,6 @@ def to_bf16(x):
     """A float32 as bfloat16 bits, to nearest even."""
     bits = np.int64(float_bits(x)) & 0xFFFFFFFF
     return np.uint16((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
-
-
-@intrinsic
-def put_query(typingctx, x, target, count):
-    """16 * count floats at x into a row of queries, in the cache's type (target: its 1-d array)."""
-    bf16 = target.dtype == types.uint16
-
-    def codegen(context, builder, signature, args):
-        ir, (x, target, count) = Ir(builder), args
-        where = builder.ptrtoint(context.make_array(signature.args[1])(context, builder, target).data, I64)
-
-        def some(i, _):
-            value = ir.load(V16F32, ir.at(x, ir.times(i, 64)))
-            if bf16:
-                ir.store(ir.to_bf16(value), ir.at(where, ir.times(i, 32)))
-            else:
-                ir.store(value, ir.at(where, ir.times(i, 64)))
-            return []
-
-        ir.loop(count, [], some)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, target, types.int64), codegen
 
 
 @njit(cache=True, nogil=True)

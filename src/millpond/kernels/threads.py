@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 
 import numba
-import numpy as np
 from llvmlite import ir
-from numba import njit, prange, types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -66,20 +65,6 @@ def thread_count(setting: int | None) -> int:
     if setting is not None and setting > most:
         raise ConfigError(f"threads is {setting}, but this process may start at most {most}")
     return setting or min(usable_cores(), most)
-
-
-def set_team(threads: int) -> int:
-    """Make parallel regions `threads` wide and check that so many really run at once; returns how many do.
-
-    The barrier would wait for ever for a thread that the runtime does not start.
-    """
-    numba.set_num_threads(threads)
-    sync = np.zeros(2 * CACHE_LINE, np.int64)
-    _roll_call(threads, sync)
-    if sync[CACHE_LINE] == threads:
-        return threads
-    numba.set_num_threads(1)
-    return 1
 
 
 @intrinsic
@@ -175,15 +160,3 @@ def wait_for(sync, phase, items):
                 give_way()
             else:
                 nap(NAP_MICROSECONDS)
-
-
-@njit(cache=True, nogil=True, parallel=True)
-def _roll_call(threads, sync):
-    for _thread in prange(threads):
-        here = address(sync)
-        atomic_add(here, 1)
-        for _spin in range(1000000):
-            if atomic_load(here) == threads:
-                atomic_add(here + 64, 1)
-                break
-            give_way()

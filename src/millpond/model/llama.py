@@ -13,9 +13,9 @@ from millpond.kernels.matmul import input_stride, linear
 from millpond.kernels.pointwise import (
     copy_row,
     prepare,
-    put_query,
     rms_norm,
     rotate,
+    round_row,
     swiglu_row,
     write_key,
     write_value,
@@ -122,8 +122,11 @@ def rotate_rows(thread, phase, weights, keys, values, batch, scratch):
         cosine, sine = weights.cosine[batch.positions[m]], weights.sine[batch.positions[m]]
         for h in range(weights.num_heads):
             rotate(qkv[h * dim : (h + 1) * dim], cosine, sine, row)
-            queries = scratch.queries[h // per_kv, m]
-            put_query(address(row), queries[h % per_kv * dim : (h % per_kv + 1) * dim], dim // 16)
+            query = address(scratch.queries[h // per_kv, m]) + h % per_kv * dim * scratch.queries.itemsize
+            if scratch.queries.itemsize == 2:
+                round_row(address(row), query, dim // 16)
+            else:
+                copy_row(address(row), query, dim // 16)
         k = weights.num_heads * dim
         v = k + weights.num_kv_heads * dim
         for h in range(weights.num_kv_heads):

@@ -1,6 +1,6 @@
 """A GGUF file's tensors as packed weights, each by its own type; names, shapes and types are checked first."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +12,6 @@ from millpond.kernels.pack import Packed, pack_affine, pack_float
 from millpond.load.dequantize import dequantize, to_affine
 from millpond.load.gguf import GGUFFile, GGUFTensor
 from millpond.model.config import ModelConfig
-
-Progress = Callable[[int, int], None]  # layers packed, layers in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +33,8 @@ class LlamaWeights:
         layers = (each for layer in self.layers for each in layer)
         return frozenset(each.kind for each in (self.embedding, self.head, *layers))
 
-    @property
-    def nbytes(self) -> int:
-        own_head = self.head.nbytes if self.head is not self.embedding else 0
-        layers = sum(each.nbytes for layer in self.layers for each in layer)
-        return self.embedding.nbytes + own_head + layers + self.norms.nbytes
 
-
-def load_weights(file: GGUFFile, config: ModelConfig, dtype: str, progress: Progress | None = None) -> LlamaWeights:
+def load_weights(file: GGUFFile, config: ModelConfig, dtype: str) -> LlamaWeights:
     """Pack every weight: affine where the tensor is quantised and bfloat16 where it is not, or all float32.
 
     Raises ModelFileError naming the tensor that is missing, unknown, or not of the shape that the figures ask for.
@@ -50,11 +42,7 @@ def load_weights(file: GGUFFile, config: ModelConfig, dtype: str, progress: Prog
     shapes = expected_shapes(config)
     check_tensors(file, shapes, config)
     tensors = file.tensors
-    layers = []
-    for i in range(config.num_layers):
-        layers.append(_load_layer(file, config, f"blk.{i}.", dtype))
-        if progress:
-            progress(i + 1, config.num_layers)
+    layers = [_load_layer(file, config, f"blk.{i}.", dtype) for i in range(config.num_layers)]
     embedding = _pack([tensors["token_embd.weight"]], dtype)
     head = _pack([tensors["output.weight"]], dtype) if "output.weight" in tensors else embedding
     names = [f"blk.{i}.{name}" for i in range(config.num_layers) for name in ("attn_norm.weight", "ffn_norm.weight")]

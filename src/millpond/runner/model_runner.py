@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from millpond.core.step import RequestFault, SampledToken, ScheduledRequest, SchedulerOutput, StepResult
 from millpond.kernels.attention import BLOCK, GROUP_TOKENS
-from millpond.kernels.tiles import load_tiles
+from millpond.kernels.tiles import Tiles, load_tiles
 from millpond.model.arrays import Batch, KVCache, Scratch, Weights, new_kv_cache, new_scratch, new_weights
 from millpond.model.config import ModelConfig
 from millpond.model.llama import forward, link_forward
@@ -79,16 +80,25 @@ class ModelRunner:
         def probe() -> None:
             batch = self._batch([ScheduledRequest("probe", 0, 0, tuple(tokens), tuple(range(blocks)), True, 0)])
             batch = batch._replace(sampled=np.arange(count))
-            forward(self._entry, self._tiles._replace(threads=1), weights, cache, batch, scratch)
+            self._forward(batch, scratch, self._tiles._replace(threads=1), cache)
 
         return find_outliers([*pairs, (self._packed.head, weights.head)], probe)
+
+    def _forward(
+        self, batch: Batch, scratch: Scratch, tiles: Tiles | None = None, cache: KVCache | None = None
+    ) -> None:
+        tiles = tiles or self._tiles
+        # The width of a parallel region is a property of the thread that enters it, which need not be the one that
+        # built this runner.
+        numba.set_num_threads(tiles.threads)
+        forward(self._entry, tiles, self._weights, cache or self._cache, batch, scratch)
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Run one step; a request whose logits are not finite gets a fault instead of a token."""
         for each in output.scheduled:
             if each.admission is not None:
                 self.sampler.admit(each.slot, each.admission)
-        forward(self._entry, self._tiles, self._weights, self._cache, self._batch(output.scheduled), self._scratch)
+        self._forward(self._batch(output.scheduled), self._scratch)
         sampling = [each for each in output.scheduled if each.samples]
         if not sampling:
             return StepResult(())
@@ -163,7 +173,7 @@ class ModelRunner:
             part = tuple(token_ids[first : first + chunk])
             batch = self._batch([ScheduledRequest("eval", 0, first, part, block_ids, True, 0)])
             batch = batch._replace(sampled=np.arange(len(part)))
-            forward(self._entry, self._tiles, self._weights, self._cache, batch, scratch)
+            self._forward(batch, scratch)
             rows.append(scratch.logits[: len(part), : self._vocab_size].copy())
         return np.concatenate(rows)
 
