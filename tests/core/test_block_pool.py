@@ -35,12 +35,18 @@ def test_allocating_nothing_is_an_empty_list_even_when_the_pool_is_full():
     assert pool.allocate(0) == []
 
 
-def test_free_blocks_are_handed_out_in_the_order_they_became_free():
-    pool = BlockPool(3)
-    pool.allocate(3)
+def test_the_blocks_that_became_free_last_are_handed_out_first_and_in_the_order_they_were_held():
+    pool = BlockPool(5)
+    pool.allocate(4)
     pool.release([2])
     pool.release([0, 1])
-    assert pool.allocate(3) == [2, 0, 1]
+    assert pool.free_block_ids == (0, 1, 2, 4)
+    assert pool.allocate(4) == [0, 1, 2, 4]
+
+
+def test_blocks_that_were_never_used_are_handed_out_in_order():
+    pool = BlockPool(4)
+    assert (pool.allocate(2), pool.allocate(2)) == ([0, 1], [2, 3])
 
 
 def test_releasing_a_free_block_names_it():

@@ -33,8 +33,8 @@ def resolve_watermark_blocks(num_blocks: int, watermark: float, watermark_blocks
 class BlockPool:
     """num_blocks blocks, each free or held by one holder or more.
 
-    Free blocks are handed out in the order in which they became free, so that what a block last held lives
-    as long as it can and every run makes the same choices.
+    The block that became free last is handed out first: its memory is in use already and near. One that was never used
+    costs the system a page, and it comes last. Every run makes the same choices.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -42,8 +42,8 @@ class BlockPool:
             raise ConfigError(f"num_blocks must be at least 1, got {num_blocks}")
         self.num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
-        # An ordered set rather than a queue: a block that is wanted again can be taken from the middle.
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        # An ordered set rather than a stack: a block that is wanted again can be taken from the middle.
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(reversed(range(num_blocks)))
 
     @property
     def num_free(self) -> int:
@@ -52,7 +52,7 @@ class BlockPool:
     @property
     def free_block_ids(self) -> tuple[int, ...]:
         """The free blocks, the next to be handed out first."""
-        return tuple(self._free)
+        return tuple(reversed(self._free))
 
     def ref_count(self, block_id: int) -> int:
         """How many holders a block has; 0 means that it is free. Raises InvariantError for a block that is not here."""
@@ -64,7 +64,7 @@ class BlockPool:
         """Take num_blocks free blocks with one holder each; None, and nothing taken, when fewer are free."""
         if num_blocks > len(self._free):
             return None
-        block_ids = [self._free.popitem(last=False)[0] for _ in range(num_blocks)]
+        block_ids = [self._free.popitem()[0] for _ in range(num_blocks)]
         for block_id in block_ids:
             self._ref_counts[block_id] = 1
         return block_ids
@@ -78,7 +78,8 @@ class BlockPool:
             held = self.ref_count(block_id)
             if times > held:
                 raise InvariantError(f"block {block_id}: {times} holders released, but it has {held}")
-        for block_id in block_ids:
+        # From the back, so that who takes them next finds them in the order in which they lay in memory.
+        for block_id in reversed(block_ids):
             self._ref_counts[block_id] -= 1
             if self._ref_counts[block_id] == 0:
                 self._free[block_id] = None

@@ -1,11 +1,14 @@
 """Weights into the layouts of the tiles (drawn in matmul.py). The arrays live as long as the Packed that holds them."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels.matmul import BF16, COLUMNS, F32_WEIGHTS, GROUP, U4, U8
+
+LINE = 64  # bytes of a cache line
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,26 @@ class Packed:
         """The layer's row of numbers for the kernels (matmul.py): no outlier channels, nothing added to."""
         scales = 0 if self.scales is None else self.scales.ctypes.data
         return [self.kind, padded(self.columns), self.depth, self.weights.ctypes.data, scales, 0, 0, 0, 0]
+
+
+def side_by_side(layers: Sequence[Packed]) -> list[Packed]:
+    """The same layers in one run of memory, in order: large enough for the system to back it with huge pages."""
+    arrays = [array for layer in layers for array in (layer.weights, layer.scales) if array is not None]
+    ends = np.cumsum([-(-array.nbytes // LINE) * LINE for array in arrays])
+    room = np.empty(int(ends[-1]) + LINE, np.uint8)
+    first = -room.ctypes.data % LINE
+    starts = iter([first, *(first + ends[:-1])])
+
+    def moved(array: NDArray[np.generic]) -> NDArray[np.generic]:
+        start = int(next(starts))
+        place = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        place[...] = array
+        return place
+
+    return [
+        replace(layer, weights=moved(layer.weights), scales=None if layer.scales is None else moved(layer.scales))
+        for layer in layers
+    ]
 
 
 def padded(columns: int) -> int:

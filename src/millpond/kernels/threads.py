@@ -28,6 +28,7 @@ SPINS_BEFORE_YIELD = 2048
 SPINS_PER_YIELD = 64
 SPINS_BEFORE_NAP = 32768
 NAP_MICROSECONDS = 50
+MOST_AT_ONCE = 16
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
@@ -160,3 +161,20 @@ def wait_for(sync, phase, items):
                 give_way()
             else:
                 nap(NAP_MICROSECONDS)
+
+
+@njit(nogil=True)  # not cached: Numba cannot call a generator that it has loaded; in its callers' cache it is whole
+def shared_items(sync, phase, items, threads):
+    """The items of a phase that fall to this thread, a few at a time; at its end, all items of the phase are done.
+
+    A few: two threads that count one by one spend more on passing the counters to and fro than on a row's work.
+    """
+    count = min(max(items // (8 * threads), 1), MOST_AT_ONCE)
+    item = take(sync, phase, count)
+    while item < items:
+        end = min(item + count, items)
+        for each in range(item, end):  # noqa: UP028 (Numba has no `yield from`)
+            yield each
+        done(sync, phase, end - item)
+        item = take(sync, phase, count)
+    wait_for(sync, phase, items)

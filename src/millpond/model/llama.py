@@ -21,7 +21,7 @@ from millpond.kernels.pointwise import (
     write_value,
 )
 from millpond.kernels.simd import address
-from millpond.kernels.threads import done, start_phases, take, wait_for
+from millpond.kernels.threads import shared_items, start_phases
 
 QKV, OUT, GATE_UP, DOWN = range(4)
 PHASES_PER_LAYER = 10
@@ -75,12 +75,8 @@ def walk(thread, tiles, weights, cache, batch, scratch):
 
 @inner
 def embed_rows(phase, weights, batch, scratch):
-    m = take(scratch.sync, phase, 1)
-    while m < batch.tokens.size:
+    for m in shared_items(scratch.sync, phase, batch.tokens.size, len(scratch.row)):
         embed(weights.embedding, batch.tokens[m], scratch.hidden[m])
-        done(scratch.sync, phase, 1)
-        m = take(scratch.sync, phase, 1)
-    wait_for(scratch.sync, phase, batch.tokens.size)
 
 
 @inner
@@ -93,22 +89,14 @@ def norm_row(thread, source, target, gain, epsilon, layer, scratch):
 
 @inner
 def norm_rows(thread, phase, gain, epsilon, layer, rows, scratch):
-    m = take(scratch.sync, phase, 1)
-    while m < rows:
+    for m in shared_items(scratch.sync, phase, rows, len(scratch.row)):
         norm_row(thread, m, m, gain, epsilon, layer, scratch)
-        done(scratch.sync, phase, 1)
-        m = take(scratch.sync, phase, 1)
-    wait_for(scratch.sync, phase, rows)
 
 
 @inner
 def norm_sampled(thread, phase, weights, sampled, scratch):
-    n = take(scratch.sync, phase, 1)
-    while n < sampled.size:
+    for n in shared_items(scratch.sync, phase, sampled.size, len(scratch.row)):
         norm_row(thread, sampled[n], n, weights.norms[-1], weights.epsilon, weights.head, scratch)
-        done(scratch.sync, phase, 1)
-        n = take(scratch.sync, phase, 1)
-    wait_for(scratch.sync, phase, sampled.size)
 
 
 @inner
@@ -116,8 +104,7 @@ def rotate_rows(thread, phase, weights, keys, values, batch, scratch):
     """Rotate queries and keys; queries go to [kv_head][row][head of the group], keys and values into their block."""
     dim, per_kv = weights.head_dim, weights.num_heads // weights.num_kv_heads
     row = scratch.row[thread]
-    m = take(scratch.sync, phase, 1)
-    while m < batch.tokens.size:
+    for m in shared_items(scratch.sync, phase, batch.tokens.size, len(scratch.row)):
         qkv, block, offset = scratch.qkv[m], batch.places[m] // BLOCK, batch.places[m] % BLOCK
         cosine, sine = weights.cosine[batch.positions[m]], weights.sine[batch.positions[m]]
         for h in range(weights.num_heads):
@@ -133,25 +120,18 @@ def rotate_rows(thread, phase, weights, keys, values, batch, scratch):
             rotate(qkv[k + h * dim : k + (h + 1) * dim], cosine, sine, row)
             write_key(row, keys[block, h], offset)
             write_value(qkv[v + h * dim : v + (h + 1) * dim], values[block, h], offset, batch.cleared[m])
-        done(scratch.sync, phase, 1)
-        m = take(scratch.sync, phase, 1)
-    wait_for(scratch.sync, phase, batch.tokens.size)
 
 
 @inner
 def attend_groups(tiles, thread, phase, weights, keys, values, batch, scratch):
     dim, kv_heads = weights.head_dim, weights.num_kv_heads
     per_token = weights.num_heads // kv_heads
-    item = take(scratch.sync, phase, 1)
-    while item < batch.groups.shape[0] * kv_heads:
+    for item in shared_items(scratch.sync, phase, len(batch.groups) * kv_heads, tiles.threads):
         first, count, sequence, length = batch.groups[item // kv_heads]
         h = item % kv_heads
         q, o = address(scratch.queries[h, first]), address(scratch.attended[h, first])
         table, scores, factors = batch.tables[sequence], scratch.scores[thread], scratch.factors[thread]
         attend(tiles, keys, values, h, count * per_token, per_token, length, table, q, o, dim, scores, factors)
-        done(scratch.sync, phase, 1)
-        item = take(scratch.sync, phase, 1)
-    wait_for(scratch.sync, phase, batch.groups.shape[0] * kv_heads)
 
 
 @inner
@@ -159,24 +139,16 @@ def gather_rows(thread, phase, weights, layer, rows, scratch):
     """Attention's outputs, back from [kv_head][row], as the input of the o projection."""
     width = weights.head_dim * (weights.num_heads // weights.num_kv_heads)
     row = scratch.row[thread]
-    m = take(scratch.sync, phase, 1)
-    while m < rows:
+    for m in shared_items(scratch.sync, phase, rows, len(scratch.row)):
         for h in range(weights.num_kv_heads):
             copy_row(address(scratch.attended[h, m]), address(row) + h * width * 4, width // 16)
         prepare(layer, row, address(scratch.inputs) + m * input_stride(layer), address(scratch.sums[m]))
-        done(scratch.sync, phase, 1)
-        m = take(scratch.sync, phase, 1)
-    wait_for(scratch.sync, phase, rows)
 
 
 @inner
 def swiglu_rows(thread, phase, ffn_size, layer, rows, scratch):
     row = scratch.row[thread]
-    m = take(scratch.sync, phase, 1)
-    while m < rows:
+    for m in shared_items(scratch.sync, phase, rows, len(scratch.row)):
         gate = address(scratch.gate_up[m])
         swiglu_row(gate, gate + 4 * ffn_size, address(row), ffn_size // 16)
         prepare(layer, row, address(scratch.inputs) + m * input_stride(layer), address(scratch.sums[m]))
-        done(scratch.sync, phase, 1)
-        m = take(scratch.sync, phase, 1)
-    wait_for(scratch.sync, phase, rows)

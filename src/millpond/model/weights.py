@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from millpond.errors import ModelFileError
 from millpond.kernels.matmul import BF16, F32_WEIGHTS
-from millpond.kernels.pack import Packed, pack_affine, pack_float
+from millpond.kernels.pack import Packed, pack_affine, pack_float, side_by_side
 from millpond.load.dequantize import dequantize, to_affine
 from millpond.load.gguf import GGUFFile, GGUFTensor
 from millpond.model.config import ModelConfig
@@ -23,7 +23,7 @@ class LlamaWeights:
 
     embedding: Packed
     head: Packed
-    layers: tuple[tuple[Packed, Packed, Packed, Packed], ...]
+    layers: tuple[tuple[Packed, ...], ...]
     norms: NDArray[np.float32]
     rope_factors: NDArray[np.float32] | None
 
@@ -48,7 +48,10 @@ def load_weights(file: GGUFFile, config: ModelConfig, dtype: str) -> LlamaWeight
     names = [f"blk.{i}.{name}" for i in range(config.num_layers) for name in ("attn_norm.weight", "ffn_norm.weight")]
     norms = np.stack([dequantize(tensors[name]) for name in [*names, "output_norm.weight"]])
     factors = dequantize(tensors["rope_freqs.weight"]) if "rope_freqs.weight" in tensors else None
-    return LlamaWeights(embedding, head, tuple(layers), norms, factors)
+    own = [embedding] if head is embedding else [embedding, head]
+    placed = side_by_side([each for layer in layers for each in layer] + own)
+    placed_layers = tuple(tuple(placed[4 * i : 4 * i + 4]) for i in range(config.num_layers))
+    return LlamaWeights(placed[4 * config.num_layers], placed[-1], placed_layers, norms, factors)
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
