@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 .PHONY: help serve test check bench clean
 
 help: ## this list
-	@echo "make serve    install, fetch the model if it is not there, serve it on http://$(HOST):$(PORT) (HOST, PORT, MODEL)"
+	@echo "make serve    install, fetch the model if it is not there, serve it on http://$(HOST):$(PORT) (HOST, PORT, MODEL, ARGS)"
 	@echo "make test     install what the tests need, fetch the demo model, run the tests (ARGS goes to pytest)"
 	@echo "make check    format, lint, types and the control plane's tests: fast, and no model"
 	@echo "make bench    measure decode, prefill and the mixed workload on this machine (MODEL, ARGS)"
