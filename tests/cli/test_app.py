@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
+import millpond.cli
 from millpond.cli import loading
 from millpond.cli.app import app, run
 from millpond.errors import ConfigError, ModelFileError
@@ -133,3 +136,36 @@ main()
         _, error = process.communicate(timeout=60)
     assert process.returncode == 130
     assert error == ""
+
+
+def in_a_shell(command: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """The command `millpond` as "$@" of a shell, whatever the streams it is given."""
+    arguments = ["sh", "-c", command, "sh", sys.executable, "-m", "millpond.cli"]
+    return subprocess.run(arguments, capture_output=True, timeout=60, env={**os.environ, **environment})
+
+
+@pytest.mark.parametrize("streams", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_one_that_nobody_reads_and_that_holds_nothing(streams):
+    done = in_a_shell(f'"$@" generate --model /no-such-model {streams}')
+    assert done.returncode == 1
+    assert b"Traceback" not in done.stderr
+    assert in_a_shell(f'"$@" version {streams}').returncode == 0
+
+
+def test_writing_to_a_closed_output_is_no_error():
+    code = "import sys; from millpond.cli import _prepare_streams; _prepare_streams(); sys.stdout.write('x')"
+    assert subprocess.run(["sh", "-c", '"$0" -c "$1" >&-', sys.executable, code], timeout=60).returncode == 0
+
+
+def test_a_prompt_that_is_not_utf_8_reaches_the_tokenizer_that_refuses_it(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), "utf-8", "strict"))
+    millpond.cli._prepare_streams()
+    assert sys.stdin.read() == "caf\udce9"
+
+
+def test_text_that_the_terminal_cannot_show_is_shown_by_its_code(monkeypatch):
+    shown = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, "ascii", "strict"))
+    millpond.cli._prepare_streams()
+    print("caf\u00e9 \u7684", flush=True)
+    assert shown.getvalue() == b"caf\\xe9 \\u7684\n"

@@ -64,3 +64,11 @@ def test_an_answer_with_no_text_is_an_empty_line(engine, capsys):
     engine.pieces = ("\u200b",)
     assert run(["generate", "x"], {}) == 0
     assert capsys.readouterr().out == "\u200b\n"
+
+
+def test_json_is_json_whatever_the_encoding_of_the_terminal(engine, capsys):
+    engine.pieces = ("\U0001f600",)
+    assert run(["generate", "x", "--json"], {}) == 0
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert json.loads(out)["text"] == "\U0001f600"

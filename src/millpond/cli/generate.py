@@ -62,7 +62,7 @@ def complete(
         "token_ids": list(result.token_ids),
         "finish_reason": result.finish_reason.value,
     }
-    out(json.dumps(fields, ensure_ascii=False) + "\n")
+    out(json.dumps(fields) + "\n")
 
 
 def generate(
