@@ -36,3 +36,8 @@ def test_counts_are_read_from_a_list_with_commas():
 def test_counts_below_one_and_other_things_are_refused(text):
     with pytest.raises(typer.BadParameter):
         parse_counts(text)
+
+
+def test_more_memory_than_a_number_holds_is_refused():
+    with pytest.raises(typer.BadParameter, match="is more memory than there can be"):
+        parse_memory("9" * 400)

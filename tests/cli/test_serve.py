@@ -74,3 +74,12 @@ def test_an_address_in_use_is_one_line_with_the_way_out(engine, capsys):
         assert run(["serve", "--port", str(port)], {}) == 1
     error = capsys.readouterr().err
     assert error == f"error: cannot listen on 127.0.0.1:{port}: Address already in use (choose another with --port)\n"
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64 + ".test", "no such host"])
+def test_a_host_that_cannot_be_is_one_line_that_names_the_flag(engine, capsys, host):
+    assert run(["serve", "--host", host, "--port", "0"], {}) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: cannot listen on {host}:0: ")
+    assert error.endswith(" (choose another with --host)\n")
+    assert error.count("\n") == 1

@@ -22,3 +22,8 @@ def test_the_environment_sets_the_cache_folder_and_the_log_level():
 def test_an_unknown_log_level_is_refused_with_the_levels_there_are():
     with pytest.raises(ConfigError, match="MILLPOND_LOG_LEVEL must be one of debug, info, warning, error, got 'loud'"):
         Settings.from_environment({"MILLPOND_LOG_LEVEL": "loud"})
+
+
+def test_the_home_folder_of_nobody_is_refused():
+    with pytest.raises(ConfigError, match="MILLPOND_CACHE is '~no-such-user/x', but there is no such user"):
+        Settings.from_environment({"MILLPOND_CACHE": "~no-such-user/x"})

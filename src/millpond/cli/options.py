@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated
 
@@ -26,7 +27,10 @@ def parse_memory(text: str) -> int:
     match = _MEMORY.fullmatch(str(text).strip())
     if match is None:
         raise typer.BadParameter(f"{text!r} is not an amount of memory (say 512M or 2G)")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    num_bytes = float(match[1]) * _UNITS[match[2].upper()]
+    if math.isinf(num_bytes):
+        raise typer.BadParameter(f"{text[:20]}... is more memory than there can be")
+    return int(num_bytes)
 
 
 def parse_port(text: str) -> int:

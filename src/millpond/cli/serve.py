@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +32,9 @@ from millpond.errors import ConfigError
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
+
+# What is wrong with a port that is taken, or that only the administrator may take.
+PORT_ERRORS = (errno.EADDRINUSE, errno.EACCES)
 
 HELP = "Serve a model over HTTP with the OpenAI API; on this machine alone unless --host says more."
 
@@ -108,4 +112,5 @@ def listen(engine: Engine, host: str, port: int, name: str, log_level: str) -> N
     try:
         serve_http(engine, host, port, model_names=(name,), notify=loading.notify, log_level=log_level)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror} (choose another with --port)") from error
+        flag = "--port" if error.errno in PORT_ERRORS else "--host"
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror} (choose another with {flag})") from error

@@ -29,4 +29,11 @@ class Settings:
         level = environment.get("MILLPOND_LOG_LEVEL", "") or "info"
         if level.lower() not in LOG_LEVELS:
             raise ConfigError(f"MILLPOND_LOG_LEVEL must be one of {', '.join(LOG_LEVELS)}, got {level!r}")
-        return cls(Path(folder).expanduser() if folder else None, level.lower())
+        return cls(_folder(folder) if folder else None, level.lower())
+
+
+def _folder(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"MILLPOND_CACHE is {text!r}, but there is no such user's home folder") from None
