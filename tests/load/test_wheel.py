@@ -184,6 +184,13 @@ def test_a_failing_pip_is_quoted_with_its_last_lines_and_the_remedy(registry, ca
     assert left_in(cache) == set()
 
 
+def test_a_full_disk_under_pip_is_not_blamed_on_the_registry(registry, cache):
+    full = "print('OSError: [Errno 28] No space left on device: x', file=sys.stderr); sys.exit(2)"
+    with pytest.raises(DownloadError, match=r"\(exit code 2\); free some space") as caught:
+        pull("tiny", cache_dir=cache, sources=sources(stand_in_for_pip(registry, full)))
+    assert "registry (index-url" not in str(caught.value)
+
+
 def test_a_python_without_pip_is_told_how_to_get_it(registry, cache):
     none = "sys.exit('/usr/bin/python: No module named pip')"
     with pytest.raises(DownloadError, match="this Python has no pip: run `python -m ensurepip --upgrade`"):

