@@ -73,6 +73,13 @@ def test_a_message_that_cannot_be_served_is_dropped_and_the_conversation_goes_on
     assert "error: the prompt is too long" in capsys.readouterr().err
 
 
+def test_a_message_that_cannot_be_served_does_not_cost_the_turns_before_it(engine, say, capsys):
+    engine.max_total_tokens = engine.limits.max_total_tokens = 100
+    assert say("a", "b" * 200, "c") == 0
+    assert engine.prompts == ["user:a|", "user:a|assistant:Paris.|user:c|"]
+    assert "forgotten" not in capsys.readouterr().err
+
+
 def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(engine, say, capsys):
     engine.pieces = ("Par", "is", " and more")
     steps = []

@@ -28,7 +28,7 @@ each is one message."""
 EXAMPLES = examples(
     "millpond chat",
     'millpond chat smollm2 --system "Answer in one sentence."',
-    'echo "What is the capital of France?" | millpond chat',
+    'echo "What is the capital of France?" | millpond chat --temperature 0',
 )
 
 COMMANDS = """/help   this list
@@ -60,7 +60,8 @@ class Conversation:
         self.turns.clear()
 
     def ask(self, text: str) -> None:
-        """Answer one message. A message that cannot be served is dropped again, and InvalidRequestError says why."""
+        """Answer one message. A message that cannot be served changes nothing, and InvalidRequestError says why."""
+        before = list(self.turns)
         self.turns.append({"role": "user", "content": text})
         try:
             prompt = self._prompt_that_fits()
@@ -68,7 +69,7 @@ class Conversation:
                 self.num_asked += 1
                 result = answer(self.engine, f"chat-{self.num_asked}", prompt, self.sampling, self.write, stopped)
         except InvalidRequestError:
-            self.turns.pop()
+            self.turns = before
             raise
         self.turns.append({"role": "assistant", "content": result.text})
         self.write("\n")
@@ -87,7 +88,7 @@ class Conversation:
             del self.turns[:2]
             num_dropped += 1
             prompt = self._render()
-        if num_dropped:
+        if num_dropped and len(prompt) < most:  # a longer one is refused, and then nothing is forgotten
             self.notice(
                 f"(the conversation is longer than {most} tokens: its {num_dropped} oldest turns are forgotten)"
             )
@@ -147,7 +148,9 @@ def chat(
     ] = None,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.7,
     top_p: Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens up to this share.")] = 0.95,
-    seed: Annotated[int | None, typer.Option("--seed", help="Key of the random draws.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Key of the random draws [default: the same one every time]")
+    ] = None,
     dtype: Dtype = DEFAULTS.dtype,
     max_model_len: MaxModelLen = None,
     threads: Threads = None,
