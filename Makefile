@@ -17,7 +17,7 @@ help: ## this list
 	@echo "make test     install what the tests need, fetch the demo model, run the tests (ARGS goes to pytest)"
 	@echo "make check    format, lint, types and the control plane's tests: fast, and no model"
 	@echo "make bench    measure decode, prefill and the mixed workload on this machine (MODEL, ARGS)"
-	@echo "make clean    remove .venv and the caches of the tools (fetched models stay)"
+	@echo "make clean    remove the virtual environments and the caches of the tools (fetched models stay)"
 	@echo ""
 	@echo "PYTHON=python3.12 chooses the interpreter that .venv is made with; 3.11 or newer, found now: $$($(PYTHON) -V 2>&1)"
 
@@ -37,7 +37,7 @@ bench: .venv/.installed
 	@$(BIN)/millpond bench engine --model "$(MODEL)" $(ARGS)
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-reference .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

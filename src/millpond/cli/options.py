@@ -74,7 +74,7 @@ MaxNumSeqs = Annotated[int, typer.Option("--max-num-seqs", help="Slots: how many
 MaxNumBatchedTokens = Annotated[
     int, typer.Option("--max-num-batched-tokens", help="Most tokens that one step computes.")
 ]
-BlockSize = Annotated[int, typer.Option("--block-size", help="Tokens in a block of the K/V pool.")]
+BlockSize = Annotated[int, typer.Option("--block-size", help="Tokens in a block of the K/V pool, a multiple of 16.")]
 Watermark = Annotated[float, typer.Option("--watermark", help="Share of the pool held back from newcomers.")]
 WatermarkBlocks = Annotated[
     int | None, typer.Option("--watermark-blocks", help="That reserve in blocks; wins over --watermark.")
