@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from functools import cache
 from importlib import import_module
 
 import pytest
 
 DEMO_MODEL_LEN = 2048
+
+# A shell without job control starts its background jobs deaf to Ctrl-C, and what they start inherits that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

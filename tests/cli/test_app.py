@@ -130,10 +130,13 @@ sys.stdin, sys.argv = Stdin(), ["millpond", "generate"]
 main()
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    with process:
+    try:
         assert process.stdout.readline() == "reading\n"
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
     assert process.returncode == 130
     assert error == ""
 

@@ -18,9 +18,9 @@ def test_the_text_goes_to_standard_output_and_nothing_else_does(engine, capsys):
 
 @pytest.mark.parametrize("arguments", [["generate"], ["generate", "-"]])
 def test_the_prompt_comes_from_standard_input_where_it_is_absent_or_a_dash(engine, monkeypatch, arguments):
-    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("from\na pipe\n"))
     assert run(arguments, {}) == 0
-    assert engine.prompts == ["from a pipe\n"]
+    assert engine.prompts == ["from\na pipe"]
 
 
 def test_json_is_one_object_with_the_four_fields(engine, capsys):

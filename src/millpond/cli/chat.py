@@ -143,10 +143,8 @@ def chat(
     context: typer.Context,
     model: ModelArgument = DEFAULT_MODEL,
     system: Annotated[str | None, typer.Option("--system", help="A system message that stays in front.")] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", help="Most tokens of one answer [default: as many as fit]")
-    ] = None,
-    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.7,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of one answer.")] = 1024,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.3,
     top_p: Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens up to this share.")] = 0.95,
     seed: Annotated[
         int | None, typer.Option("--seed", help="Key of the random draws [default: the same one every time]")

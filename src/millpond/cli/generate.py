@@ -37,8 +37,8 @@ def register(app: typer.Typer) -> None:
 
 
 def read_prompt(argument: str | None, stdin: TextIO) -> str:
-    """The prompt as given, or all of standard input where it is absent or "-"."""
-    return stdin.read() if argument is None or argument == "-" else argument
+    """The prompt as given, or all of standard input, less the newline that ends it, where it is absent or "-"."""
+    return stdin.read().removesuffix("\n") if argument is None or argument == "-" else argument
 
 
 def prompt_tokens(engine: Engine, prompt: str, as_chat: bool) -> list[int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -93,6 +95,10 @@ def serve(
     )
     settings = context.ensure_object(Settings)
     level = log_level_of(log_level, settings)
+    from millpond.serve.run import check_address
+
+    with explaining(host, port):
+        check_address(host, port)
     engine = loading.open_engine(model, config, settings)
     listen(engine, host, port, served_model_name or model, level)
 
@@ -109,8 +115,15 @@ def listen(engine: Engine, host: str, port: int, name: str, log_level: str) -> N
     from millpond.serve.run import serve as serve_http
 
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s: %(message)s")
-    try:
+    with explaining(host, port):
         serve_http(engine, host, port, model_names=(name,), notify=loading.notify, log_level=log_level)
+
+
+@contextmanager
+def explaining(host: str, port: int) -> Iterator[None]:
+    """An address that cannot be had, as a ConfigError with the way out."""
+    try:
+        yield
     except OSError as error:
         flag = "--port" if error.errno in PORT_ERRORS else "--host"
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror} (choose another with {flag})") from error

@@ -62,6 +62,11 @@ def serve(
         )
 
 
+def check_address(host: str, port: int) -> None:
+    """Raise OSError for an address that cannot be bound: now, rather than after a model has been loaded."""
+    _bind(host, port).close()
+
+
 async def _serve(
     engine: Engine,
     listener: socket.socket,
