@@ -67,7 +67,7 @@ def plan_pool(figures: ModelConfig, config: EngineConfig, available: int) -> Poo
     if num_blocks * block_bytes > available:
         raise ConfigError(
             f"a pool of {num_blocks} blocks takes {num_blocks * block_bytes} bytes, but {available} are available; "
-            f"lower kv_memory or num_blocks"
+            f"give the pool less (kv_memory)"
         )
     reserve = resolve_watermark_blocks(num_blocks, config.watermark, config.watermark_blocks)
     return PoolPlan(num_blocks, config.block_size, block_bytes, reserve, max_model_len, reason)

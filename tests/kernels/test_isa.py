@@ -38,7 +38,7 @@ def test_avx512_on_a_processor_without_it_is_refused_naming_what_is_missing():
 
 @pytest.mark.parametrize("setting", ["avx2", "", "AVX512"])
 def test_an_unknown_name_is_refused_with_those_that_are_known(setting):
-    with pytest.raises(ConfigError, match=f"isa must be auto, avx512, portable; got '{setting}'"):
+    with pytest.raises(ConfigError, match=f"isa must be one of auto, avx512, portable; got '{setting}'"):
         choose(setting, processor())
 
 

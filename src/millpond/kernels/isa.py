@@ -49,7 +49,7 @@ def choose(setting: str = "auto", features: CpuFeatures | None = None) -> str:
     if setting == "auto":
         return "portable" if features.missing(AVX512_NEEDS) else "avx512"
     if setting not in ISAS:
-        raise ConfigError(f"isa must be auto, {', '.join(ISAS)}; got {setting!r}")
+        raise ConfigError(f"isa must be one of auto, {', '.join(ISAS)}; got {setting!r}")
     missing = features.missing(AVX512_NEEDS) if setting == "avx512" else []
     if missing:
         raise ConfigError(f"isa avx512 needs {', '.join(missing)}, which this processor lacks; use --isa auto")

@@ -1,7 +1,7 @@
 """The forward pass of the Llama architecture, as one compiled call.
 
 A step walks the layers in phases; in each phase the threads share out rows, tiles or heads, then wait for all:
-embed | norm | q k v | rotate, write K/V | attend | prepare | o | norm | gate up | swiglu | down | ... | norm | head
+embed | norm | q k v | rotate, write K/V | attend | gather | o | norm | gate up | swiglu | down | ... | norm | head
 """
 
 from numba import njit, prange, typeof, types
