@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import SupportsFloat
 
 from millpond.errors import ConfigError
 
@@ -35,24 +36,26 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
-        for name in (
-            "max_model_len",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "block_size",
-            "num_blocks",
-            "kv_memory",
-            "threads",
-        ):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+            _check_int(name, getattr(self, name), 1)
+        for name in ("max_model_len", "num_blocks", "kv_memory", "threads"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 1)
+        if self.watermark_blocks is not None:
+            _check_int("watermark_blocks", self.watermark_blocks, 0)
+        _check_int("seed", self.seed, None)
+        if not isinstance(self.audit, bool):
+            raise ConfigError(f"audit must be True or False, got {self.audit!r}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}), or some of the requests could never run together"
             )
-        if not 0.0 <= self.watermark < 1.0:
-            raise ConfigError(f"watermark must be at least 0 and below 1, got {self.watermark:g}")
-        if self.watermark_blocks is not None and self.watermark_blocks < 0:
-            raise ConfigError(f"watermark_blocks must be at least 0, got {self.watermark_blocks}")
+        if not isinstance(self.watermark, SupportsFloat) or not 0.0 <= float(self.watermark) < 1.0:
+            raise ConfigError(f"watermark must be at least 0 and below 1, got {self.watermark!r}")
+
+
+def _check_int(name: str, value: object, low: int | None) -> None:
+    bound = "" if low is None else f" of at least {low}"
+    if not isinstance(value, int) or isinstance(value, bool) or (low is not None and value < low):
+        raise ConfigError(f"{name} must be an integer{bound}, got {value!r}")

@@ -178,6 +178,12 @@ def _one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, coun
         params = SamplingParams()
     if isinstance(params, SamplingParams):
         return [params] * count
+    listed = isinstance(params, list | tuple)
+    if not listed or not all(isinstance(each, SamplingParams) for each in params):
+        raise InvalidRequestError(
+            f"sampling_params must be SamplingParams, or a list with one for each prompt; got {params!r:.100}",
+            "sampling_params",
+        )
     if len(params) != count:
         raise InvalidRequestError(f"{count} prompts but {len(params)} sampling_params", "sampling_params")
     return list(params)

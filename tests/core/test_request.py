@@ -55,6 +55,14 @@ def test_tokens_between_two_positions_run_over_prompt_and_output(start, end):
         ("seed", 2**64),
         ("stop", ("",)),
         ("stop_token_ids", (-1,)),
+        ("stop", 5),
+        ("stop", b"ab"),
+        ("stop", {"a": 1}),
+        ("stop_token_ids", 5),
+        ("ignore_eos", "no"),
+        ("ignore_eos", None),
+        ("include_stop_str_in_output", 1),
+        ("skip_special_tokens", 0),
     ],
 )
 def test_a_sampling_parameter_out_of_range_is_refused_by_name(field, value):

@@ -143,3 +143,10 @@ def test_the_bar_is_shown_on_request_and_not_off_a_terminal(capsys):
     shown = capsys.readouterr().err
     assert "1/1" in shown
     assert "6 tokens" in shown
+
+
+@pytest.mark.parametrize("params", [5, "x", {}, SamplingParams, [None], ["x"]])
+def test_sampling_params_of_another_kind_are_refused_by_name(params):
+    with pytest.raises(InvalidRequestError, match="sampling_params must be SamplingParams") as caught:
+        LLM.from_engine(make_engine()).generate(["a"], params)
+    assert caught.value.param == "sampling_params"

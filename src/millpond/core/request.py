@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from typing import Any
 
 from millpond.errors import InvalidRequestError, InvariantError
 
@@ -54,9 +55,9 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
-        object.__setattr__(self, "stop", tuple(stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        object.__setattr__(self, "stop", _as_tuple("stop", stop))
+        object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
         if self.max_tokens is not None:
             _check_int("max_tokens", self.max_tokens, 1, None)
         _check_number("temperature", self.temperature, 0.0, 100.0)
@@ -73,6 +74,18 @@ class SamplingParams:
                 raise InvalidRequestError(f"stop must hold non-empty strings, got {text!r}", "stop")
         for token_id in self.stop_token_ids:
             _check_int("stop_token_ids", token_id, 0, None)
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequestError(f"{name} must be True or False, got {getattr(self, name)!r}", name)
+
+
+def _as_tuple(name: str, listed: object) -> tuple[Any, ...]:
+    if listed is None:
+        return ()
+    # Bytes and mappings have items too, but none that was meant.
+    if isinstance(listed, bytes | Mapping) or not isinstance(listed, Iterable):
+        raise InvalidRequestError(f"{name} must be a list, got {listed!r}", name)
+    return tuple(listed)
 
 
 def _check_int(name: str, value: object, low: int | None, high: int | None) -> None:

@@ -1,0 +1,40 @@
+"""Every setting of EngineConfig is checked when it is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from millpond.config import EngineConfig
+from millpond.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dtype", "float16"),
+        ("max_model_len", 0),
+        ("max_num_seqs", None),
+        ("max_num_seqs", True),
+        ("max_num_batched_tokens", 64.0),
+        ("block_size", None),
+        ("num_blocks", -1),
+        ("kv_memory", "1G"),
+        ("threads", 0),
+        ("watermark", 1),
+        ("watermark", float("nan")),
+        ("watermark", None),
+        ("watermark", "0.1"),
+        ("watermark_blocks", -1),
+        ("watermark_blocks", 1.5),
+        ("watermark_blocks", "2"),
+        ("seed", None),
+        ("seed", "x"),
+        ("seed", [1]),
+        ("audit", "no"),
+    ],
+)
+def test_a_setting_of_the_wrong_kind_or_size_is_refused_by_name(name: str, value: Any):
+    with pytest.raises(ConfigError, match=f"^{name} must be "):
+        EngineConfig(**{name: value})
