@@ -38,3 +38,9 @@ from millpond.errors import ConfigError
 def test_a_setting_of_the_wrong_kind_or_size_is_refused_by_name(name: str, value: Any):
     with pytest.raises(ConfigError, match=f"^{name} must be "):
         EngineConfig(**{name: value})
+
+
+def test_a_token_budget_that_no_scratch_could_hold_is_refused():
+    assert EngineConfig(max_num_batched_tokens=1 << 20).max_num_batched_tokens == 1 << 20
+    with pytest.raises(ConfigError, match="max_num_batched_tokens must be at most 1048576, got 1048577"):
+        EngineConfig(max_num_batched_tokens=(1 << 20) + 1)

@@ -8,6 +8,7 @@ from typing import SupportsFloat
 from millpond.errors import ConfigError
 
 DTYPES = ("auto", "float32")
+MOST_BATCHED_TOKENS = 1 << 20  # a step has scratch for so many rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,10 @@ class EngineConfig:
         _check_int("seed", self.seed, None)
         if not isinstance(self.audit, bool):
             raise ConfigError(f"audit must be True or False, got {self.audit!r}")
+        if self.max_num_batched_tokens > MOST_BATCHED_TOKENS:
+            raise ConfigError(
+                f"max_num_batched_tokens must be at most {MOST_BATCHED_TOKENS}, got {self.max_num_batched_tokens}"
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "

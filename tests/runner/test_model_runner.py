@@ -1,5 +1,8 @@
 """The runner's logits against a plain forward pass, and their bits the same however the work is cut up."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import numba
@@ -327,3 +330,23 @@ def test_the_thread_that_runs_a_step_starts_no_more_threads_than_were_asked_for(
     other.start()
     other.join()
     assert seen == [count]
+
+
+TWO_THREADS = """
+import sys, threading
+from millpond.build import build_model_runner
+from millpond.config import EngineConfig
+runners = [build_model_runner(sys.argv[1], EngineConfig(max_model_len=64, max_num_seqs=8)) for _ in range(2)]
+threads = [threading.Thread(target=lambda r=r: [r.logits([1, 2, 3]) for _ in range(50)]) for r in runners]
+for each in threads: each.start()
+for each in threads: each.join()
+print("both are here")
+"""
+
+
+def test_two_models_may_step_in_two_threads_on_any_threading_layer(mixed):
+    """Numba's workqueue layer ends a process in which two threads are in parallel regions at once."""
+    environment = {**os.environ, "NUMBA_THREADING_LAYER": "workqueue"}
+    command = [sys.executable, "-c", TWO_THREADS, str(mixed)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.stdout == "both are here\n", result.stderr

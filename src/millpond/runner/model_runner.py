@@ -1,5 +1,6 @@
 """From a SchedulerOutput to sampled tokens: arrays, the forward pass, the sampler."""
 
+import threading
 from collections.abc import Sequence
 
 import numba
@@ -15,6 +16,9 @@ from millpond.model.llama import forward, link_forward
 from millpond.model.outliers import PROBE_TOKENS, find_outliers, probe_tokens
 from millpond.model.weights import LlamaWeights
 from millpond.runner.sampler import Sampler
+
+# Not every threading layer of Numba lets two threads enter a parallel region at once: one of them ends the process.
+ONE_REGION = threading.Lock()
 
 
 class ModelRunner:
@@ -90,8 +94,9 @@ class ModelRunner:
         tiles = tiles or self._tiles
         # The width of a parallel region is a property of the thread that enters it, which need not be the one that
         # built this runner.
-        numba.set_num_threads(tiles.threads)
-        forward(self._entry, tiles, self._weights, cache or self._cache, batch, scratch)
+        with ONE_REGION:
+            numba.set_num_threads(tiles.threads)
+            forward(self._entry, tiles, self._weights, cache or self._cache, batch, scratch)
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Run one step; a request whose logits are not finite gets a fault instead of a token."""
