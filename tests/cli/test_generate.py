@@ -16,11 +16,15 @@ def test_the_text_goes_to_standard_output_and_nothing_else_does(engine, capsys):
     assert engine.prompts == ["The capital of France is"]
 
 
-@pytest.mark.parametrize("arguments", [["generate"], ["generate", "-"]])
-def test_the_prompt_comes_from_standard_input_where_it_is_absent_or_a_dash(engine, monkeypatch, arguments):
+@pytest.mark.parametrize(
+    ("arguments", "prompt"), [(["generate"], "from\na pipe"), (["generate", "-"], "from\na pipe\n")]
+)
+def test_without_a_prompt_the_last_newline_of_a_pipe_is_dropped_and_a_dash_keeps_it(
+    engine, monkeypatch, arguments, prompt
+):
     monkeypatch.setattr("sys.stdin", io.StringIO("from\na pipe\n"))
     assert run(arguments, {}) == 0
-    assert engine.prompts == ["from\na pipe"]
+    assert engine.prompts == [prompt]
 
 
 def test_json_is_one_object_with_the_four_fields(engine, capsys):

@@ -45,7 +45,7 @@ def test_float32_gives_the_greedy_tokens_of_transformers_in_chunks_and_after_pre
 def test_the_command_generates_the_greedy_tokens_of_transformers(base, name, threads):
     prompt = PROMPTS[name]
     flags = ("--dtype", "float32", "--max-tokens", "64", "--ignore-eos", "--json", *threads)
-    done = millpond("generate", *flags, stdin=TEXTS[name])
+    done = millpond("generate", "-", *flags, stdin=TEXTS[name])
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["prompt_token_ids"] == prompt.token_ids.tolist()

@@ -37,8 +37,10 @@ def register(app: typer.Typer) -> None:
 
 
 def read_prompt(argument: str | None, stdin: TextIO) -> str:
-    """The prompt as given, or all of standard input, less the newline that ends it, where it is absent or "-"."""
-    return stdin.read().removesuffix("\n") if argument is None or argument == "-" else argument
+    """The prompt as given; standard input exactly for "-"; without the newline that ends it where there is neither."""
+    if argument is None:
+        return stdin.read().removesuffix("\n")
+    return stdin.read() if argument == "-" else argument
 
 
 def prompt_tokens(engine: Engine, prompt: str, as_chat: bool) -> list[int]:
@@ -67,7 +69,12 @@ def complete(
 
 def generate(
     context: typer.Context,
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; standard input if absent or -.")] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            help="The prompt; if absent, standard input less its last newline; for -, standard input exactly."
+        ),
+    ] = None,
     model: ModelOption = DEFAULT_MODEL,
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="Most tokens to generate.")] = 128,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
