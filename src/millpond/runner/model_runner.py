@@ -7,6 +7,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from millpond.core.block_pool import blocks_for_length
 from millpond.core.step import RequestFault, SampledToken, ScheduledRequest, SchedulerOutput, StepResult
 from millpond.kernels.attention import BLOCK, GROUP_TOKENS
 from millpond.kernels.tiles import Tiles, load_tiles
@@ -74,7 +75,7 @@ class ModelRunner:
         layers = zip(self._packed.layers, weights.layers, strict=True)
         pairs = [pair for packed, rows in layers for pair in zip(packed, rows, strict=True)]
         tokens = probe_tokens(config.vocab_size)
-        blocks = -(-len(tokens) // (BLOCK * self._per_block))
+        blocks = blocks_for_length(len(tokens), BLOCK * self._per_block)
         cache = new_kv_cache(config, blocks * self._per_block, self._kv_dtype)
         count = len(tokens)
         scratch = new_scratch(
@@ -171,7 +172,7 @@ class ModelRunner:
         if min(token_ids) < 0 or max(token_ids) >= self.config.vocab_size:
             raise ValueError(f"token ids must be from 0 to {self.config.vocab_size - 1}")
         chunk = min(chunk or self._max_rows, self._max_rows)
-        block_ids = tuple(range(-(-len(token_ids) // (BLOCK * self._per_block))))
+        block_ids = tuple(range(blocks_for_length(len(token_ids), BLOCK * self._per_block)))
         scratch = self._scratch._replace(logits=np.zeros((chunk, self._scratch.logits.shape[1]), np.float32))
         rows = []
         for first in range(0, len(token_ids), chunk):
