@@ -36,7 +36,7 @@ class Row:
         self.target = np.full(self.x.size * 4 + 8, GUARD, np.uint8)
         groups = self.x.size // GROUP
         self.numbers = np.full(2 * groups + self.channels.size + 2, GUARD, np.float32)
-        prepare(layer, self.x, self.target.ctypes.data, self.numbers.ctypes.data)
+        prepare(layer, self.x, 0, self.target.ctypes.data, self.numbers.ctypes.data)
         self.codes = self.target[: self.x.size].view(np.int8).astype(np.int64)
         self.scale, self.scaled_sum = self.numbers[: 2 * groups].reshape(groups, 2).T
         self.outliers = self.numbers[2 * groups : -2]

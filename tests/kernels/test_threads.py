@@ -12,14 +12,16 @@ from millpond.errors import ConfigError
 from millpond.kernels import threads
 from millpond.kernels.threads import (
     CACHE_LINE,
-    COUNTERS,
     cgroup_quota,
-    done,
+    enter,
+    leave,
+    new_sync,
+    share_of,
+    shared_items,
     start_phases,
     take,
     thread_count,
     usable_cores,
-    wait_for,
 )
 
 
@@ -119,28 +121,23 @@ def test_more_threads_than_may_be_started_are_refused_with_both_numbers(monkeypa
 
 
 @njit(nogil=True)
-def walk(sync, chunk, taken, seen):
+def walk(sync, thread, taken, seen):
     """One thread's way through taken.shape[0] phases: count what it takes; after each, how many items are done."""
     phases, items = taken.shape
     for phase in range(phases):
-        item = take(sync, phase, chunk)
-        while item < items:
-            end = min(item + chunk, items)
-            for i in range(item, end):
-                taken[phase, i] += 1
-            done(sync, phase, end - item)
-            item = take(sync, phase, chunk)
-        wait_for(sync, phase, items)
+        for item in shared_items(sync, thread, items):
+            taken[phase, item] += 1
         seen[phase] = taken[phase].sum()
 
 
-@pytest.mark.parametrize(("team", "chunk"), [(1, 1), (2, 1), (2, 7), (3, 4)])
-def test_every_item_of_every_phase_is_taken_once_and_done_before_anyone_goes_on(team, chunk):
-    phases, items = 40, 53
-    sync = np.full(phases * COUNTERS, -1, np.int64)  # leftovers of a step before
+@pytest.mark.parametrize(("team", "items"), [(1, 53), (2, 53), (2, 1), (3, 2), (3, 301)])
+def test_every_item_of_every_phase_is_taken_once_and_done_before_anyone_goes_on(team, items):
+    phases = 40
+    sync = new_sync(team)
+    sync[:] = -1  # leftovers of a step before
     start_phases(sync)
     taken, seen = np.zeros((phases, items), np.int64), np.zeros((team, phases), np.int64)
-    walkers = [threading.Thread(target=walk, args=(sync, chunk, taken, seen[i])) for i in range(team)]
+    walkers = [threading.Thread(target=walk, args=(sync, i, taken, seen[i])) for i in range(team)]
     for walker in walkers:
         walker.start()
     for walker in walkers:
@@ -149,36 +146,51 @@ def test_every_item_of_every_phase_is_taken_once_and_done_before_anyone_goes_on(
     np.testing.assert_array_equal(seen, items)
 
 
-def test_a_thread_that_comes_late_finds_nothing_to_do_and_holds_nobody_back():
-    sync, taken = np.zeros(3 * COUNTERS, np.int64), np.zeros((3, 5), np.int64)
-    first, late = np.zeros(3, np.int64), np.zeros(3, np.int64)
-    walk(sync, 1, taken, first)
-    walk(sync, 1, taken, late)
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_thread_that_comes_late_finds_nothing_to_do_and_holds_nobody_back(late):
+    sync, taken = new_sync(2), np.zeros((3, 5), np.int64)
+    seen = np.zeros((2, 3), np.int64)
+    walk(sync, 1 - late, taken, seen[0])
+    walk(sync, late, taken, seen[1])
     np.testing.assert_array_equal(taken, 1)
-    np.testing.assert_array_equal([first, late], 5)
+    np.testing.assert_array_equal(seen, 5)
 
 
 def test_a_phase_is_not_over_before_the_items_that_another_thread_took_are_done():
-    sync = np.zeros(COUNTERS, np.int64)
-    done(sync, 0, take(sync, 0, 2) + 2)
-    over = threading.Event()
+    sync, over = new_sync(2), threading.Event()
+    phase = enter(sync, 0, 3)
+    assert take(sync, 0, phase, share_of(sync, 0, 3)[1], 1) == 0
+    taken, seen = np.zeros((1, 3), np.int64), np.zeros(1, np.int64)
 
-    def wait():
-        wait_for(sync, 0, 3)
+    def others():
+        walk(sync, 1, taken, seen)
         over.set()
 
-    waiting = threading.Thread(target=wait)
+    waiting = threading.Thread(target=others)
     waiting.start()
     assert not over.wait(0.05)
-    done(sync, 0, 1)
+    leave_soon = threading.Thread(target=leave, args=(sync, 0, 1))
+    leave_soon.start()
+    leave_soon.join()
     waiting.join()
     assert over.is_set()
+    assert taken.tolist() == [[0, 1, 1]]
 
 
-def test_no_two_counters_share_a_cache_line():
-    sync = np.zeros(3 * COUNTERS, np.int64)
-    for phase in range(3):
-        take(sync, phase, 1 + phase)
-        done(sync, phase, 11 + phase)
-    assert np.flatnonzero(sync).tolist() == [line * CACHE_LINE for line in range(6)]
-    assert sync[sync > 0].tolist() == [1, 11, 2, 12, 3, 13]
+@pytest.mark.parametrize(("team", "items"), [(1, 7), (2, 7), (3, 2), (4, 100)])
+def test_the_shares_of_a_phase_are_all_its_items_side_by_side(team, items):
+    sync, end = new_sync(team), 0
+    for thread in range(team):
+        first, count = share_of(sync, thread, items)
+        assert first == end
+        assert count in (items // team, items // team + 1)
+        end = first + count
+    assert end == items
+
+
+def test_what_two_threads_write_does_not_share_a_cache_line():
+    sync = new_sync(3)
+    for thread in range(3):
+        phase = enter(sync, thread, 6)
+        take(sync, thread, phase, 2, 1)
+    assert (np.flatnonzero(sync.reshape(-1)) // CACHE_LINE).tolist() == [1, 2, 3, 4, 4, 5, 5, 6, 6]

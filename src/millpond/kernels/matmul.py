@@ -5,12 +5,16 @@ w = scale * code + offset with a float16 scale and offset for each (column, grou
 with a float32 scale for each (row, group); BF16 and F32 are what their names say.
 """
 
+from typing import NamedTuple
+
+import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 
 from millpond.kernels.link import call
 from millpond.kernels.simd import F32, I32, I64, V16F32, V16I16, V16I32, V64I8, Ir, address
-from millpond.kernels.threads import done, take, wait_for
+from millpond.kernels.threads import shared_items
 
 # In a tile, all bytes for a few k stand side by side for the 48 columns, so that one load feeds 16 lanes:
 #
@@ -28,11 +32,13 @@ from millpond.kernels.threads import done, take, wait_for
 U4, U8, BF16, F32_WEIGHTS = 0, 1, 2, 3
 COLUMNS = 48
 VECTORS = COLUMNS // 16
+UNIT = 2 * COLUMNS  # the fewest columns that are whole tiles and whole groups
 GROUP = 32
 ROWS = 4
 ROW_BLOCK = 128  # rows that go through one unpacked tile
-UNPACK_ROWS = 8  # from so many rows on, a 4-bit tile is unpacked once instead of for every 4 rows
+UNPACK_ROWS = 20  # from so many rows on, a 4-bit tile is unpacked once instead of for every 4 rows
 SCALE_BYTES = 2 * COLUMNS * 2  # one group of one tile
+LINE = 64
 
 # A linear layer's descriptor, int64: kind, columns, K, address of the weights, of the scales; how many outlier
 # channels, address of their numbers (int64); address where the inputs' magnitudes are summed up (float32 [K]), or 0;
@@ -69,16 +75,6 @@ def _affine_group(ir, bits, rows, g, acc, a, lda, w, scales, sums, ldsums):
     return result
 
 
-def _outlier(ir, rows, o, acc, sums, ldsums, groups, outliers):
-    """One outlier channel: its 48 float32 weights times the rows' values, which follow their sums."""
-    weights = [ir.load(V16F32, ir.at(outliers, ir.times(o, COLUMNS * 4)), 64 * j) for j in range(VECTORS)]
-    result = []
-    for r in range(rows):
-        x = ir.load_splat(F32, ir.at(sums, ir.b.mul(ldsums, I64(r)), ir.times(groups, 8), ir.times(o, 4)))
-        result += [ir.fma(x, weights[j], acc[r * VECTORS + j]) for j in range(VECTORS)]
-    return result
-
-
 def nibbles(ir, raw):
     """The low and the high nibbles of vectors of bytes."""
     low, four = ir.const(V64I8, 15), ir.const(V64I8, 4)
@@ -105,27 +101,50 @@ def _float_group(ir, kind, rows, g, acc, a, lda, w):
 
 
 @intrinsic(prefer_literal=True)
-def gemm_tile(typingctx, avx512, kind, rows, add, a, lda, w, scales, sums, ldsums, c, ldc, groups, outliers, count):
+def gemm_tile(
+    typingctx,
+    avx512,
+    kind,
+    rows,
+    add,
+    a,
+    lda,
+    w,
+    scales,
+    sums,
+    ldsums,
+    c,
+    ldc,
+    groups,
+    near,
+    near_count,
+    far,
+    far_count,
+):
     """C[0:rows, 0:48] = (where add is 1, +=) A @ W for one tile. Addresses, strides in bytes; the first three literal.
 
     a: int8, bfloat16 or float32 [rows][K] as the kind wants it. sums: for each row float32 [K/32][scale, scale * sum of
-    codes], then the values of the `count` outlier channels. outliers: float32 [count][48], their weights.
+    codes]. While it computes it fetches the next tile's scales and two runs of cache lines, at `near` and at `far`.
     """
     avx512_, kind_, rows_ = avx512.literal_value, kind.literal_value, rows.literal_value
 
     def codegen(context, builder, signature, args):
         ir = Ir(builder, avx512_)
-        add, a, lda, w, scales, sums, ldsums, c, ldc, groups, outliers, count = args[3:]
-        adds = builder.icmp_signed("!=", add, I64(0))
+        add, a, lda, w, scales, sums, lds, c, ldc, groups, near, near_count, far, far_count = args[3:]
+        adds, next_scales = builder.icmp_signed("!=", add, I64(0)), ir.at(scales, ir.times(groups, SCALE_BYTES))
+        runs = [(near, near_count), (far, far_count)]
+        runs = [(*run, builder.sdiv(builder.add(run[1], builder.sub(groups, I64(1))), groups)) for run in runs]
 
         def group(g, acc):
+            for start, lines, each in runs:
+                _fetch_share(ir, g, start, lines, each)
             if kind_ in (U4, U8):
-                return _affine_group(ir, 4 if kind_ == U4 else 8, rows_, g, acc, a, lda, w, scales, sums, ldsums)
+                for line in range(SCALE_BYTES // LINE):
+                    ir.prefetch(ir.at(next_scales, ir.times(g, SCALE_BYTES)), line * LINE)
+                return _affine_group(ir, 4 if kind_ == U4 else 8, rows_, g, acc, a, lda, w, scales, sums, lds)
             return _float_group(ir, kind_, rows_, g, acc, a, lda, w)
 
         acc = ir.loop(groups, [ir.zero()] * (rows_ * VECTORS), group)
-        if kind_ in (U4, U8):
-            acc = ir.loop(count, acc, lambda o, acc: _outlier(ir, rows_, o, acc, sums, ldsums, groups, outliers))
         for r in range(rows_):
             c_r = ir.at(c, builder.mul(ldc, I64(r)))
             for j in range(VECTORS):
@@ -134,7 +153,41 @@ def gemm_tile(typingctx, avx512, kind, rows, add, a, lda, w, scales, sums, ldsum
                 ir.store(builder.select(adds, total, value), c_r, 64 * j)
         return context.get_dummy_value()
 
-    return types.void(avx512, kind, rows, *[types.int64] * 12), codegen
+    return types.void(avx512, kind, rows, *[types.int64] * 14), codegen
+
+
+def _fetch_share(ir, g, start, lines, each):
+    """Prefetch the g-th `each` of a run of cache lines."""
+    b, done = ir.b, ir.b.mul(g, each)
+    left = b.sub(lines, done)
+    count = b.select(b.icmp_signed("<", left, each), left, each)
+    ir.loop(count, [], lambda i, _: ir.prefetch(ir.at(start, ir.times(b.add(done, i), LINE))) or [])
+
+
+@intrinsic
+def outlier_rows(typingctx, rows, c, ldc, outliers, x, ldx, count):
+    """C[r, 0:48] += sum over o of x[r, o] * outliers[o, 0:48]; float32, addresses, strides in bytes."""
+
+    def codegen(context, builder, signature, args):
+        ir, (rows, c, ldc, outliers, x, ldx, count) = Ir(builder), args
+
+        def row(r, _):
+            c_r, x_r = ir.at(c, builder.mul(ldc, r)), ir.at(x, builder.mul(ldx, r))
+
+            def outlier(o, acc):
+                value = ir.load_splat(F32, ir.at(x_r, ir.times(o, 4)))
+                w = ir.at(outliers, ir.times(o, COLUMNS * 4))
+                return [ir.fma(value, ir.load(V16F32, w, 64 * j), acc[j]) for j in range(VECTORS)]
+
+            acc = ir.loop(count, [ir.load(V16F32, c_r, 64 * j) for j in range(VECTORS)], outlier)
+            for j in range(VECTORS):
+                ir.store(acc[j], c_r, 64 * j)
+            return []
+
+        ir.loop(rows, [], row)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 7), codegen
 
 
 @intrinsic
@@ -187,15 +240,19 @@ def outlier_tile(typingctx, kind, w, scales, channels, count, target):
 
 
 @njit(cache=True, nogil=True)
-def outlier_weights(kind, w, scales, channels, count, target):
-    """outlier_tile as a function to be compiled on its own, once for each affine kind."""
+def outliers(kind, w, scales, channels, count, target, rows, c, ldc, x, ldx):
+    """The outlier channels of one tile, for all rows of a block: outlier_tile, then outlier_rows. Compiled on its own,
+    once for each affine kind."""
     outlier_tile(kind, w, scales, channels, count, target)
+    outlier_rows(rows, c, ldc, target, x, ldx, count)
 
 
 @njit(cache=True, nogil=True)
-def gemm(avx512, kind, rows, add, a, lda, w, scales, sums, ldsums, c, ldc, groups, outliers, count):
+def gemm(avx512, kind, rows, add, a, lda, w, scales, sums, ldsums, c, ldc, groups, near, near_count, far, far_count):
     """gemm_tile as a function to be compiled on its own, once for each (avx512, kind, rows)."""
-    gemm_tile(avx512, kind, rows, add, a, lda, w, scales, sums, ldsums, c, ldc, groups, outliers, count)
+    gemm_tile(
+        avx512, kind, rows, add, a, lda, w, scales, sums, ldsums, c, ldc, groups, near, near_count, far, far_count
+    )
 
 
 @njit(cache=True, nogil=True)
@@ -205,35 +262,39 @@ def unpack(source, target, count):
 
 
 @njit(cache=True, nogil=True)
-def linear_tile(tiles, layer, tile, first, last, inputs, sums, outputs, scratch):
-    """Rows first..last of one tile of a linear layer.
+def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, errand, index):
+    """Rows first..last of one tile of a linear layer, while the next tile is fetched from memory, and the part of an
+    errand that falls to these calls, the first of which is number `index`.
 
     layer: its descriptor. inputs: the rows as prepared for the layer's kind, `input_stride` apart.
-    outputs: float32 [rows, at least columns]. scratch: uint8, this thread's own, for the weights of outlier channels
-    and then an unpacked tile.
+    c: the address of the first row's outputs, float32, ldc bytes from row to row. scratch: uint8, this thread's own,
+    for the weights of outlier channels and then an unpacked tile. Returns the number of the next call.
     """
     kind, depth = layer[KIND], layer[DEPTH]
-    groups = depth // GROUP
-    w = layer[WEIGHTS] + tile * depth * _tile_bytes_per_k(kind)
+    groups, tile_bytes = depth // GROUP, depth * tile_bytes_per_k(kind)
+    source = w = layer[WEIGHTS] + tile * tile_bytes
     scales = layer[SCALES] + tile * groups * SCALE_BYTES
-    outliers, count = address(scratch), layer[OUTLIER_COUNT]
-    if count:
-        call(tiles.outliers[kind], kind, w, scales, layer[OUTLIERS], count, outliers)
+    calls = (last - first + ROWS - 1) // ROWS
+    near, near_count = source + tile_bytes, (tile_bytes + calls * LINE - 1) // (calls * LINE)
     if kind == U4 and last - first >= UNPACK_ROWS:
-        unpacked = outliers + count * COLUMNS * 4
-        call(tiles.unpack, w, unpacked, depth // 8)
-        kind, w = U8, unpacked
-    lda, ldc, ldsums = input_stride(layer), outputs.strides[0], sums.strides[0]
-    row = first
-    while row < last:
-        rows = min(ROWS, last - row)
-        a, c = address(inputs) + row * lda, address(outputs) + row * ldc + tile * COLUMNS * 4
-        s = address(sums) + row * ldsums
+        kind, w = U8, address(scratch) + layer[OUTLIER_COUNT] * COLUMNS * 4
+        call(tiles.unpack, source, w, depth // 8)
+    lda, ldsums = input_stride(layer), sums.strides[0]
+    s = address(sums) + first * ldsums
+    for row in range(0, last - first, ROWS):
+        rows = min(ROWS, last - first - row)
+        a = address(inputs) + (first + row) * lda
         call(
-            tiles.gemm[kind, rows], 0, kind, rows, layer[ADDS], a, lda, w, scales, s, ldsums, c, ldc, groups,
-            outliers, count,
+            tiles.gemm[kind, rows], 0, kind, rows, layer[ADDS], a, lda, w, scales, s + row * ldsums, ldsums,
+            c + row * ldc, ldc, groups, near, near_count, *part_of(errand, index),
         )  # fmt: skip
-        row += rows
+        near, index = near + near_count * LINE, index + 1
+    if layer[OUTLIER_COUNT]:
+        call(
+            tiles.outliers[layer[KIND]], 0, source, scales, layer[OUTLIERS], layer[OUTLIER_COUNT], address(scratch),
+            last - first, c, ldc, s + groups * 8, ldsums,
+        )  # fmt: skip
+    return index
 
 
 @njit(cache=True, nogil=True)
@@ -244,7 +305,7 @@ def input_stride(layer):
 
 
 @njit(cache=True, nogil=True)
-def _tile_bytes_per_k(kind):
+def tile_bytes_per_k(kind):
     if kind == U4:
         return 24
     if kind == U8:
@@ -252,19 +313,51 @@ def _tile_bytes_per_k(kind):
     return 96 if kind == BF16 else 192
 
 
+class Errand(NamedTuple):
+    """Memory that a thread fetches behind the arithmetic of a few linear layers, because it will read it next.
+
+    runs: int64, the numbers of runs `stride` bytes apart from `base`, each fetched by `parts` calls of a tile, `lines`
+    cache lines a call.
+    """
+
+    base: int
+    stride: int
+    runs: NDArray[np.int64]
+    parts: int
+    lines: int
+
+
 @njit(cache=True, nogil=True)
-def linear(tiles, sync, phase, layer, rows, inputs, sums, outputs, scratch):
-    """outputs[:rows] = (where the layer adds, +=) inputs[:rows] @ W.T, shared out by tile and block of rows."""
-    across, blocks = layer[COLUMN_COUNT] // COLUMNS, (rows + ROW_BLOCK - 1) // ROW_BLOCK
-    items = across * blocks
-    chunk = max(1, across // (8 * tiles.threads)) if blocks == 1 else 1
-    item = take(sync, phase, chunk)
-    while item < items:
-        end = min(item + chunk, items)
-        for i in range(item, end):
-            first = (i % blocks) * ROW_BLOCK
-            last = min(first + ROW_BLOCK, rows)
-            linear_tile(tiles, layer, i // blocks, first, last, inputs, sums, outputs, scratch)
-        done(sync, phase, end - item)
-        item = take(sync, phase, chunk)
-    wait_for(sync, phase, items)
+def new_errand(base, stride, runs, calls):
+    """An errand to be done in about `calls` calls of a tile."""
+    lines, parts = stride // LINE, max(1, calls // max(1, runs.size))
+    return Errand(base, stride, runs, parts, (lines + parts - 1) // parts)
+
+
+@njit(cache=True, nogil=True)
+def part_of(errand, index):
+    """Address and number of the cache lines that the errand's call `index` fetches."""
+    run = index // errand.parts
+    if run >= errand.runs.size:
+        return 0, 0
+    return errand.base + errand.runs[run] * errand.stride + index % errand.parts * errand.lines * LINE, errand.lines
+
+
+@njit(cache=True, nogil=True)
+def calls_of(layer, rows):
+    """How many calls of a tile a linear layer takes."""
+    return layer[COLUMN_COUNT] // COLUMNS * ((rows + ROWS - 1) // ROWS)
+
+
+@njit(cache=True, nogil=True)
+def linear(tiles, sync, thread, layer, rows, inputs, sums, outputs, scratch, errand, index):
+    """outputs[:rows] = (where the layer adds, +=) inputs[:rows] @ W.T, shared out by tile and block of rows.
+
+    Its calls do the errand from call `index` on; returns the number of the next one.
+    """
+    blocks, ldc = (rows + ROW_BLOCK - 1) // ROW_BLOCK, outputs.strides[0]
+    for item in shared_items(sync, thread, layer[COLUMN_COUNT] // COLUMNS * blocks):
+        tile, first = item // blocks, item % blocks * ROW_BLOCK
+        last, c = min(first + ROW_BLOCK, rows), address(outputs) + first * ldc + tile * COLUMNS * 4
+        index = linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, errand, index)
+    return index

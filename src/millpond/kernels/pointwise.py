@@ -5,7 +5,22 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from millpond.kernels.matmul import BF16, DEPTH, GROUP, KIND, MAGNITUDES, OUTLIER_COUNT, OUTLIERS, U8
-from millpond.kernels.simd import F32, V16F32, V16I8, V16I32, Ir, address, float_at, float_bits, int_at, put_float
+from millpond.kernels.simd import (
+    F32,
+    I32,
+    I64,
+    V8F32,
+    V8I32,
+    V16F32,
+    V16I8,
+    V16I32,
+    Ir,
+    address,
+    float_at,
+    float_bits,
+    int_at,
+    put_float,
+)
 
 # Sums may be taken in another order (one order per loop, the same for every row); NaN and infinity stay what they are.
 RELAXED = {"reassoc", "contract", "nsz"}
@@ -101,27 +116,30 @@ def swiglu_row(typingctx, gate, up, target, count):
 
 
 @njit(cache=True, nogil=True)
-def prepare(layer, x, target, sums):
-    """The row x (float32 [depth], overwritten) as the input of a linear layer, at address target.
+def prepare(layer, x, first, target, sums):
+    """The channels first, first + 1, ... (whole groups; float32 x, overwritten) of a row as a linear layer's input.
 
-    Affine kinds take signed 8-bit codes there, and at address sums [scale, scale * sum] for each group of 32, then
-    the values of the layer's outlier channels.
+    target, sums: the addresses of the row. Affine kinds take signed 8-bit codes in target, and in sums
+    [scale, scale * sum] for each group of 32, then the values of the layer's outlier channels.
     """
     kind, depth = layer[KIND], layer[DEPTH]
     if layer[MAGNITUDES]:
-        for i in range(depth):
-            put_float(layer[MAGNITUDES] + 4 * i, float_at(layer[MAGNITUDES] + 4 * i) + abs(x[i]))
+        for i in range(x.size):
+            total = layer[MAGNITUDES] + 4 * (first + i)
+            put_float(total, float_at(total) + abs(x[i]))
     if kind <= U8:
         for o in range(layer[OUTLIER_COUNT]):
-            channel = int_at(layer[OUTLIERS] + 8 * o)
-            put_float(sums + depth // GROUP * 8 + 4 * o, x[channel])
-            x[channel] = 0
-        for g in range(depth // GROUP):
-            quantise_group(address(x) + g * 128, target + g * GROUP, sums + g * 8)
+            channel = int_at(layer[OUTLIERS] + 8 * o) - first
+            if 0 <= channel < x.size:
+                put_float(sums + depth // GROUP * 8 + 4 * o, x[channel])
+                x[channel] = 0
+        for g in range(x.size // GROUP):
+            group = first // GROUP + g
+            quantise_group(address(x) + g * 128, target + group * GROUP, sums + group * 8)
     elif kind == BF16:
-        round_row(address(x), target, depth // 16)
+        round_row(address(x), target + 2 * first, x.size // 16)
     else:
-        copy_row(address(x), target, depth // 16)
+        copy_row(address(x), target + 4 * first, x.size // 16)
 
 
 @njit(cache=True, nogil=True, fastmath=RELAXED)
@@ -137,14 +155,69 @@ def rms_norm(x, gain, epsilon, target):
         target[i] = x[i] * factor * gain[i]
 
 
+@intrinsic
+def rotate_row(typingctx, x, cosine, sine, target, half):
+    """target = x turned: pairs are (x[i], x[i + half]); half is a multiple of 8."""
+
+    def codegen(context, builder, signature, args):
+        ir, (x, cosine, sine, target, half) = Ir(builder), args
+
+        def some(i, _):
+            low = ir.times(i, 32)
+            high = builder.add(low, ir.times(half, 4))
+            a, b, c, s = (ir.load(V8F32, ir.at(*p)) for p in ((x, low), (x, high), (cosine, low), (sine, low)))
+            ir.store(builder.fsub(builder.fmul(a, c), builder.fmul(b, s)), ir.at(target, low))
+            ir.store(builder.fadd(builder.fmul(b, c), builder.fmul(a, s)), ir.at(target, high))
+            return []
+
+        ir.loop(builder.sdiv(half, I64(8)), [], some)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), codegen
+
+
 @njit(cache=True, nogil=True)
 def rotate(x, cosine, sine, target):
     """Rotary embedding of one head: pairs are (x[i], x[i + half]); cosine, sine: float32 [half] of the position."""
-    half = cosine.size
-    for i in range(half):
-        a, b = x[i], x[i + half]
-        target[i] = a * cosine[i] - b * sine[i]
-        target[i + half] = b * cosine[i] + a * sine[i]
+    rotate_row(address(x), address(cosine), address(sine), address(target), cosine.size)
+
+
+@intrinsic
+def put_key(typingctx, x, target, count):
+    """16 * count floats at x as pairs of bfloat16, a cache line from one pair to the next."""
+
+    def codegen(context, builder, signature, args):
+        ir, (x, target, count) = Ir(builder), args
+
+        def some(i, _):
+            pairs = builder.bitcast(ir.to_bf16(ir.load(V16F32, ir.at(x, ir.times(i, 64)))), V8I32)
+            for pair in range(8):
+                ir.store(builder.extract_element(pairs, I32(pair)), ir.at(target, ir.times(i, 8 * 64)), 64 * pair)
+            return []
+
+        ir.loop(count, [], some)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), codegen
+
+
+@intrinsic
+def put_value(typingctx, x, target, count):
+    """16 * count floats at x as bfloat16, 4 bytes from one to the next (another thread may write what is between)."""
+
+    def codegen(context, builder, signature, args):
+        ir, (x, target, count) = Ir(builder), args
+
+        def some(i, _):
+            values = ir.to_bf16(ir.load(V16F32, ir.at(x, ir.times(i, 64))))
+            for lane in range(16):
+                ir.store(builder.extract_element(values, I32(lane)), ir.at(target, ir.times(i, 64)), 4 * lane)
+            return []
+
+        ir.loop(count, [], some)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), codegen
 
 
 @njit(cache=True, nogil=True)
@@ -158,9 +231,7 @@ def to_bf16(x):
 def write_key(x, block, offset):
     """Put a head's key at one of the 16 positions of its block (attention.py; bfloat16 has an axis for the pairs)."""
     if block.ndim == 3:
-        for d in range(block.shape[0]):
-            block[d, offset, 0] = to_bf16(x[2 * d])
-            block[d, offset, 1] = to_bf16(x[2 * d + 1])
+        put_key(address(x), address(block) + 4 * offset, block.shape[0] // 8)
     else:
         for d in range(block.shape[0]):
             block[d, offset] = x[d]
@@ -174,8 +245,8 @@ def write_value(x, block, offset, cleared):
     not a number).
     """
     if block.ndim == 3:
-        for d in range(block.shape[1]):
-            block[offset // 2, d, offset % 2] = to_bf16(x[d])
+        dim = block.shape[1]
+        put_value(address(x), address(block) + offset // 2 * dim * 4 + offset % 2 * 2, dim // 16)
         for after in range(offset + 1, offset + 1 + cleared):
             block[after // 2, :, after % 2] = 0
     else:

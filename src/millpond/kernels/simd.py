@@ -37,6 +37,7 @@ class _BFloat(ir.types.Type):
         return hash("bfloat")
 
 
+V8F32, V8I32 = vector(F32, 8), vector(I32, 8)
 V16F32, V16I32, V16I16, V16I8, V64I8 = vector(F32), vector(I32), vector(I16), vector(I8), vector(I8, 64)
 V16F16, V32BF16 = vector(F16), ir.VectorType(_BFloat(), 32)
 
@@ -71,6 +72,11 @@ class Ir:
 
     def store(self, value, address, offset=0):
         self.b.store(value, self.b.inttoptr(self.at(address, offset), value.type.as_pointer()), align=1)
+
+    def prefetch(self, address, offset=0):
+        """Ask for the cache line at an address (any address: nothing faults) to be brought near."""
+        pointer = self.b.inttoptr(self.at(address, offset), I8.as_pointer())
+        self.call("llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(3), I32(1))
 
     def splat(self, value):
         undefined = ir.Constant(vector(value.type), ir.Undefined)

@@ -1,8 +1,9 @@
 """How many threads, and how they walk a step together: one parallel region, cut into phases.
 
-Inside a phase, work items are taken from a counter, so that a core that is slowed down by its neighbours takes fewer.
-A phase is over when its items are done, not when every thread has come by: one that was off its core catches up
-without holding the others back. Which thread does an item never changes the item's result.
+Inside a phase, each thread has a share of the work items, the same rows in every phase, so that it finds most of what
+it reads in its own core's caches; one that is through with its own takes from the others', for cores are slowed down by
+their neighbours. A phase is over when its items are done, not when every thread has come by: one that was off its core
+catches up without holding the others back. Which thread does an item never changes the item's result.
 """
 
 import os
@@ -11,16 +12,17 @@ import sys
 from pathlib import Path
 
 import numba
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 
 from millpond.errors import ConfigError
 from millpond.kernels.simd import I32, I64, address
 
-CACHE_LINE = 8  # int64 per 64 bytes: each counter has a line of its own
-COUNTERS = 2 * CACHE_LINE  # a phase has two: the next item to take, and how many are done
+CACHE_LINE = 8  # int64 per 64 bytes
 # A wait begins as a spin, for the other thread is nearly always about to finish. Then it offers its core every
 # SPINS_PER_YIELD spins, in case the other thread is queued behind it; and at last it naps, so that the core falls idle
 # and the system moves over who waits for one elsewhere.
@@ -91,6 +93,17 @@ def atomic_load(typingctx, where):
 
 
 @intrinsic
+def swapped(typingctx, where, seen, value):
+    """Put a value in place of the int64 `seen` at an address; False where something else stands there by now."""
+
+    def codegen(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], I64.as_pointer())
+        return builder.extract_value(builder.cmpxchg(pointer, args[1], args[2], "acq_rel", "monotonic"), 1)
+
+    return types.boolean(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
 def relax(typingctx):
     """Tell the processor that this is a spinning loop."""
 
@@ -131,29 +144,61 @@ def nap(typingctx, microseconds):
     return types.void(types.int64), codegen
 
 
+def new_sync(threads: int) -> NDArray[np.int64]:
+    """The numbers that a team of `threads` shares, each in a cache line of its own: [2 * threads + 1, 8].
+
+    Line 0 counts the items done since the step began. Line 1 + t is thread t's share of the phase that it is in: the
+    phase's number times 2**32, plus how many items of the share are taken. Line 1 + threads + t is thread t's own: its
+    phase, and the count of items done at which that is over.
+    """
+    return np.zeros((2 * threads + 1, CACHE_LINE), np.int64)
+
+
 @njit(cache=True, nogil=True)
 def start_phases(sync):
-    """Set all counters to 0, before the threads start (a function of its own, or Numba makes it a parallel loop)."""
+    """Set everything to 0, before the threads start (a function of its own, or Numba makes it a parallel loop)."""
     sync[:] = 0
 
 
 @njit(cache=True, nogil=True)
-def take(sync, phase, count):
-    """The first of the next `count` work items of a phase (0, 1, 2, ...)."""
-    return atomic_add(address(sync) + 8 * COUNTERS * phase, count)
+def enter(sync, thread, items):
+    """Enter the next phase, of so many items; returns its number."""
+    own = len(sync) // 2 + 1 + thread
+    sync[own, 0] += 1
+    sync[own, 1] += items
+    return sync[own, 0]
 
 
 @njit(cache=True, nogil=True)
-def done(sync, phase, count):
-    """Say that `count` items of a phase are done, and everything that they wrote is there to read."""
-    atomic_add(address(sync) + 8 * (COUNTERS * phase + CACHE_LINE), count)
+def share_of(sync, owner, items):
+    """The first of a phase's items that fall to a thread, and how many: the threads' shares lie side by side."""
+    threads = len(sync) // 2
+    first = owner * items // threads
+    return first, (owner + 1) * items // threads - first
 
 
 @njit(cache=True, nogil=True)
-def wait_for(sync, phase, items):
-    """Return once all the items of a phase are done, whoever did them."""
-    where, spins = address(sync) + 8 * (COUNTERS * phase + CACHE_LINE), 0
-    while atomic_load(where) < items:
+def take(sync, owner, phase, share, count):
+    """The first of the next `count` items of an owner's share (0, 1, 2, ...); -1 where all are taken."""
+    where = address(sync) + 8 * CACHE_LINE * (1 + owner)
+    seen = atomic_load(where)
+    while seen >> 32 <= phase:
+        first = seen & 0xFFFFFFFF if seen >> 32 == phase else 0  # else the owner is late: it has not come by yet
+        if first >= share:
+            break
+        if swapped(where, seen, (phase << 32) + min(first + count, share)):
+            return first
+        seen = atomic_load(where)
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def leave(sync, thread, done):
+    """Say that this thread did so many items of its phase, and return once all items of the phase are done."""
+    where, spins = address(sync), 0
+    if done:
+        atomic_add(where, done)
+    while atomic_load(where) < sync[len(sync) // 2 + 1 + thread, 1]:
         relax()
         spins += 1
         if spins > SPINS_BEFORE_YIELD and spins % SPINS_PER_YIELD == 0:
@@ -164,17 +209,19 @@ def wait_for(sync, phase, items):
 
 
 @njit(nogil=True)  # not cached: Numba cannot call a generator that it has loaded; in its callers' cache it is whole
-def shared_items(sync, phase, items, threads):
-    """The items of a phase that fall to this thread, a few at a time; at its end, all items of the phase are done.
-
-    A few: two threads that count one by one spend more on passing the counters to and fro than on a row's work.
-    """
-    count = min(max(items // (8 * threads), 1), MOST_AT_ONCE)
-    item = take(sync, phase, count)
-    while item < items:
-        end = min(item + count, items)
-        for each in range(item, end):  # noqa: UP028 (Numba has no `yield from`)
-            yield each
-        done(sync, phase, end - item)
-        item = take(sync, phase, count)
-    wait_for(sync, phase, items)
+def shared_items(sync, thread, items):
+    """The items of a phase that this thread does: its own share, then what is left of the others'. At its end, all
+    items of the phase are done."""
+    phase, threads, done = enter(sync, thread, items), len(sync) // 2, 0
+    for turn in range(threads):
+        owner = (thread + turn) % threads
+        start, share = share_of(sync, owner, items)
+        count = min(max(share // 8, 1), MOST_AT_ONCE)
+        first = take(sync, owner, phase, share, count)
+        while first >= 0:
+            end = min(first + count, share)
+            for item in range(start + first, start + end):  # noqa: UP028 (Numba has no `yield from`)
+                yield item
+            done += end - first
+            first = take(sync, owner, phase, share, count)
+    leave(sync, thread, done)

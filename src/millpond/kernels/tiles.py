@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from millpond.kernels.attention import GROUP_TOKENS, TILE_ROWS, score, softmax, value
 from millpond.kernels.link import entry_point
-from millpond.kernels.matmul import ROWS, U4, U8, gemm, outlier_weights, unpack
+from millpond.kernels.matmul import ROWS, U4, U8, gemm, outliers, unpack
 
 
 class Tiles(NamedTuple):
@@ -30,14 +30,14 @@ def load_tiles(
 ) -> Tiles:
     """Compile, or load from the cache, the tiles for these kinds of weights, K/V type and shape of attention."""
     avx512, bf16 = types.literal(int(isa == "avx512")), types.literal(int(kv_dtype is np.uint16))
-    ints = [types.int64] * 12
+    ints = [types.int64] * 14
     gemms = np.zeros((4, ROWS + 1), np.int64)
     for kind in {*kinds} | ({U8} if U4 in kinds else set()):  # a 4-bit tile that is unpacked goes on as an 8-bit one
         for rows in range(1, ROWS + 1):
             gemms[kind, rows] = entry_point(gemm, avx512, types.literal(kind), types.literal(rows), *ints)
-    outliers = np.zeros(U8 + 1, np.int64)
+    outlier_entries = np.zeros(U8 + 1, np.int64)
     for kind in {U4, U8} & {*kinds}:
-        outliers[kind] = entry_point(outlier_weights, types.literal(kind), *ints[:5])
+        outlier_entries[kind] = entry_point(outliers, types.literal(kind), *ints[:10])
     scores, values = np.zeros(TILE_ROWS + 1, np.int64), np.zeros((TILE_ROWS + 1, 5), np.int64)
     for rows in attention_rows(heads_per_kv):
         literal = types.literal(rows)
@@ -48,7 +48,7 @@ def load_tiles(
         threads=threads,
         gemm=gemms,
         unpack=entry_point(unpack, *ints[:3]),
-        outliers=outliers,
+        outliers=outlier_entries,
         score=scores,
         softmax=entry_point(softmax, bf16, *ints[:4]),
         value=values,

@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels.attention import BLOCK, GROUP_TOKENS
-from millpond.kernels.matmul import ADDS, COLUMNS, DESCRIPTOR_SIZE
+from millpond.kernels.matmul import ADDS, COLUMNS, DESCRIPTOR_SIZE, ROW_BLOCK, UNIT
 from millpond.kernels.pack import padded
-from millpond.kernels.threads import COUNTERS
+from millpond.kernels.threads import new_sync
 from millpond.model.config import ModelConfig
-from millpond.model.llama import DOWN, OUT, PHASES_AROUND, PHASES_PER_LAYER
+from millpond.model.llama import DOWN, OUT
 from millpond.model.outliers import MOST_OUTLIERS
 from millpond.model.weights import LlamaWeights
 
@@ -35,7 +35,10 @@ class Weights(NamedTuple):
 
 
 class KVCache(NamedTuple):
-    """keys, values [layers, blocks, kv_heads, ...]: uint16 (bfloat16 bits) or float32, as attention.py draws them."""
+    """keys, values [layers, blocks, kv_heads, ...]: uint16 (bfloat16 bits) or float32, as attention.py draws them.
+
+    Views of one array: a block's keys and values of all heads are one run of memory.
+    """
 
     keys: NDArray[np.generic]
     values: NDArray[np.generic]
@@ -48,6 +51,7 @@ class Batch(NamedTuple):
     written yet, for the last row in a block that this step begins.
     groups: int64 [groups, 4], each [first row, rows, sequence, context length of the first row]: up to GROUP_TOKENS
     consecutive tokens of one sequence. tables: int64 [sequences, blocks]. sampled: int64, the rows that want logits.
+    blocks: int64, the used blocks of all tables, those of sequence s from starts[s] to starts[s + 1].
     """
 
     tokens: NDArray[np.int64]
@@ -57,6 +61,8 @@ class Batch(NamedTuple):
     groups: NDArray[np.int64]
     tables: NDArray[np.int64]
     sampled: NDArray[np.int64]
+    blocks: NDArray[np.int64]
+    starts: NDArray[np.int64]
 
 
 class Scratch(NamedTuple):
@@ -68,7 +74,9 @@ class Scratch(NamedTuple):
     qkv: NDArray[np.float32]
     queries: NDArray[np.generic]
     attended: NDArray[np.float32]
-    gate_up: NDArray[np.float32]
+    ffn: NDArray[np.float32]
+    ffn_inputs: NDArray[np.uint8]
+    ffn_sums: NDArray[np.float32]
     logits: NDArray[np.float32]
     unpacked: NDArray[np.uint8]
     row: NDArray[np.float32]
@@ -108,34 +116,38 @@ def new_weights(config: ModelConfig, weights: LlamaWeights, max_model_len: int) 
 
 def new_kv_cache(config: ModelConfig, num_blocks: int, dtype: type[np.generic]) -> KVCache:
     """Zeroed keys and values for num_blocks blocks of 16 positions; dtype uint16 (bfloat16 bits) or float32."""
-    shape = (config.num_layers, num_blocks, config.num_kv_heads)
+    outer, dim = (config.num_layers, num_blocks, 2, config.num_kv_heads), config.head_dim
+    both = np.zeros((*outer, dim * BLOCK), dtype)
     if dtype is np.float32:
-        keys, values = (config.head_dim, BLOCK), (BLOCK, config.head_dim)
-        return KVCache(np.zeros(shape + keys, np.float32), np.zeros(shape + values, np.float32))
-    keys, values = (config.head_dim // 2, BLOCK, 2), (BLOCK // 2, config.head_dim, 2)
-    return KVCache(np.zeros(shape + keys, np.uint16), np.zeros(shape + values, np.uint16))
+        keys, values = (dim, BLOCK), (BLOCK, dim)
+    else:
+        keys, values = (dim // 2, BLOCK, 2), (BLOCK // 2, dim, 2)
+    return KVCache(both.reshape(*outer, *keys)[:, :, 0], both.reshape(*outer, *values)[:, :, 1])
 
 
 def new_scratch(
     config: ModelConfig, kv_dtype: type[np.generic], *, rows: int, sampled: int, max_model_len: int, threads: int
 ) -> Scratch:
     """Room for steps of up to `rows` tokens of which `sampled` want logits."""
-    depth = max(config.hidden_size, config.num_heads * config.head_dim, config.ffn_size)
+    narrow = max(config.hidden_size, config.num_heads * config.head_dim)
+    depth = max(narrow, config.ffn_size)
     width = config.heads_per_kv * config.head_dim
     heads = config.num_heads + 2 * config.num_kv_heads
     blocks, group_rows = -(-max_model_len // BLOCK), GROUP_TOKENS * config.heads_per_kv
     return Scratch(
         hidden=np.zeros((rows, padded(config.hidden_size)), np.float32),
-        inputs=np.zeros(max(rows, sampled) * (depth * 4 + 64), np.uint8),
-        sums=np.zeros((max(rows, sampled), depth // 16 + MOST_OUTLIERS), np.float32),
+        inputs=np.zeros(max(rows, sampled) * (narrow * 4 + 64), np.uint8),
+        sums=np.zeros((max(rows, sampled), narrow // 16 + MOST_OUTLIERS), np.float32),
         qkv=np.zeros((rows, padded(heads * config.head_dim)), np.float32),
         queries=np.zeros((config.num_kv_heads, rows, width), kv_dtype),
         attended=np.zeros((config.num_kv_heads, rows, width), np.float32),
-        gate_up=np.zeros((rows, padded(2 * config.ffn_size)), np.float32),
+        ffn=np.zeros((threads, ROW_BLOCK, 2 * UNIT), np.float32),
+        ffn_inputs=np.zeros(rows * (config.ffn_size * 4 + 64), np.uint8),
+        ffn_sums=np.zeros((rows, config.ffn_size // 16 + MOST_OUTLIERS), np.float32),
         logits=np.zeros((sampled, padded(config.vocab_size)), np.float32),
         unpacked=np.zeros((threads, (depth + 4 * MOST_OUTLIERS) * COLUMNS), np.uint8),
-        row=np.zeros((threads, depth), np.float32),
+        row=np.zeros((threads, narrow), np.float32),
         scores=np.zeros((threads, group_rows, blocks * BLOCK), np.float32),
         factors=np.zeros((threads, group_rows), np.float32),
-        sync=np.zeros((PHASES_AROUND + PHASES_PER_LAYER * config.num_layers) * COUNTERS, np.int64),
+        sync=new_sync(threads),
     )

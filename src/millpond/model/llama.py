@@ -1,7 +1,7 @@
 """The forward pass of the Llama architecture, as one compiled call.
 
 A step walks the layers in phases; in each phase the threads share out rows, tiles or heads, then wait for all:
-embed | norm | q k v | rotate, write K/V | attend | gather | o | norm | gate up | swiglu | down | ... | norm | head
+embed | norm | q k v | rotate, write K/V | attend | gather | o | norm | gate * up | down | ... | norm | head
 """
 
 from numba import njit, prange, typeof, types
@@ -9,7 +9,18 @@ from numba import njit, prange, typeof, types
 from millpond.kernels.attention import BLOCK, attend
 from millpond.kernels.embedding import embed
 from millpond.kernels.link import call, entry_point
-from millpond.kernels.matmul import input_stride, linear
+from millpond.kernels.matmul import (
+    COLUMN_COUNT,
+    COLUMNS,
+    DEPTH,
+    ROW_BLOCK,
+    UNIT,
+    calls_of,
+    input_stride,
+    linear,
+    linear_tile,
+    new_errand,
+)
 from millpond.kernels.pointwise import (
     copy_row,
     prepare,
@@ -21,11 +32,9 @@ from millpond.kernels.pointwise import (
     write_value,
 )
 from millpond.kernels.simd import address
-from millpond.kernels.threads import shared_items, start_phases
+from millpond.kernels.threads import share_of, shared_items, start_phases
 
 QKV, OUT, GATE_UP, DOWN = range(4)
-PHASES_PER_LAYER = 10
-PHASES_AROUND = 3  # embedding; the last norm; the head
 
 
 # For functions that only compiled code calls: without a way in from Python they compile in half the time.
@@ -52,30 +61,45 @@ def link_forward(tiles, weights, cache, batch, scratch):
 def walk(thread, tiles, weights, cache, batch, scratch):
     """One thread's part of a step. Each call is a phase and returns when all of the phase's work is done."""
     sync, rows, unpacked = scratch.sync, batch.tokens.size, scratch.unpacked[thread]
-    inputs, sums = scratch.inputs, scratch.sums
-    embed_rows(0, weights, batch, scratch)
-    for i in range(weights.layers.shape[0]):
-        layer, keys, values = weights.layers[i], cache.keys[i], cache.values[i]
-        phase = 1 + PHASES_PER_LAYER * i
-        norm_rows(thread, phase, weights.norms[2 * i], weights.epsilon, layer[QKV], rows, scratch)
-        linear(tiles, sync, phase + 1, layer[QKV], rows, inputs, sums, scratch.qkv, unpacked)
-        rotate_rows(thread, phase + 2, weights, keys, values, batch, scratch)
-        attend_groups(tiles, thread, phase + 3, weights, keys, values, batch, scratch)
-        gather_rows(thread, phase + 4, weights, layer[OUT], rows, scratch)
-        linear(tiles, sync, phase + 5, layer[OUT], rows, inputs, sums, scratch.hidden, unpacked)
-        norm_rows(thread, phase + 6, weights.norms[2 * i + 1], weights.epsilon, layer[GATE_UP], rows, scratch)
-        linear(tiles, sync, phase + 7, layer[GATE_UP], rows, inputs, sums, scratch.gate_up, unpacked)
-        swiglu_rows(thread, phase + 8, weights.ffn_size, layer[DOWN], rows, scratch)
-        linear(tiles, sync, phase + 9, layer[DOWN], rows, inputs, sums, scratch.hidden, unpacked)
-    phase = 1 + PHASES_PER_LAYER * weights.layers.shape[0]
-    norm_sampled(thread, phase, weights, batch.sampled, scratch)
-    sampled = batch.sampled.size
-    linear(tiles, sync, phase + 1, weights.head, sampled, inputs, sums, scratch.logits, unpacked)
+    inputs, sums, layers = scratch.inputs, scratch.sums, weights.layers
+    idle = new_errand(0, 0, batch.blocks[:0], 1)
+    embed_rows(thread, weights, batch, scratch)
+    errand, at = fetch_cache(thread, cache.keys[0], layers[0], batch, sync), 0
+    for i in range(len(layers)):
+        layer, keys, values = layers[i], cache.keys[i], cache.values[i]
+        norm_rows(thread, weights.norms[2 * i], weights.epsilon, layer[QKV], rows, scratch)
+        linear(tiles, sync, thread, layer[QKV], rows, inputs, sums, scratch.qkv, unpacked, errand, at)
+        rotate_rows(thread, weights, keys, values, batch, scratch)
+        attend_groups(tiles, thread, weights, keys, values, batch, scratch)
+        gather_rows(thread, weights, layer[OUT], rows, scratch)
+        linear(tiles, sync, thread, layer[OUT], rows, inputs, sums, scratch.hidden, unpacked, idle, 0)
+        norm_rows(thread, weights.norms[2 * i + 1], weights.epsilon, layer[GATE_UP], rows, scratch)
+        following = min(i + 1, len(layers) - 1)
+        errand = fetch_cache(thread, cache.keys[following], layers[following], batch, sync)
+        at = gate_up_units(tiles, thread, weights.ffn_size, layer, rows, scratch, errand)
+        at = linear(
+            tiles, sync, thread, layer[DOWN], rows, scratch.ffn_inputs, scratch.ffn_sums, scratch.hidden, unpacked,
+            errand, at,
+        )  # fmt: skip
+    norm_sampled(thread, weights, batch.sampled, scratch)
+    linear(tiles, sync, thread, weights.head, batch.sampled.size, inputs, sums, scratch.logits, unpacked, idle, 0)
 
 
 @inner
-def embed_rows(phase, weights, batch, scratch):
-    for m in shared_items(scratch.sync, phase, batch.tokens.size, len(scratch.row)):
+def fetch_cache(thread, keys, layer, batch, sync):
+    """The errand of fetching what this thread will attend to in a layer, during the three linear layers before."""
+    rows, groups = batch.tokens.size, batch.groups
+    calls = calls_of(layer[GATE_UP], rows) + calls_of(layer[DOWN], rows) + calls_of(layer[QKV], rows)
+    first, count = share_of(sync, thread, len(groups))
+    start = stop = 0
+    if count:
+        start, stop = batch.starts[groups[first, 2]], batch.starts[groups[first + count - 1, 2] + 1]
+    return new_errand(address(keys), keys.strides[0], batch.blocks[start:stop], calls // (len(sync) // 2))
+
+
+@inner
+def embed_rows(thread, weights, batch, scratch):
+    for m in shared_items(scratch.sync, thread, batch.tokens.size):
         embed(weights.embedding, batch.tokens[m], scratch.hidden[m])
 
 
@@ -84,27 +108,28 @@ def norm_row(thread, source, target, gain, epsilon, layer, scratch):
     """Row `target` of a linear layer's input = the norm of row `source` of the hidden state."""
     row = scratch.row[thread]
     rms_norm(scratch.hidden[source], gain, epsilon, row)
-    prepare(layer, row, address(scratch.inputs) + target * input_stride(layer), address(scratch.sums[target]))
+    place = address(scratch.inputs) + target * input_stride(layer)
+    prepare(layer, row[: gain.size], 0, place, address(scratch.sums[target]))
 
 
 @inner
-def norm_rows(thread, phase, gain, epsilon, layer, rows, scratch):
-    for m in shared_items(scratch.sync, phase, rows, len(scratch.row)):
+def norm_rows(thread, gain, epsilon, layer, rows, scratch):
+    for m in shared_items(scratch.sync, thread, rows):
         norm_row(thread, m, m, gain, epsilon, layer, scratch)
 
 
 @inner
-def norm_sampled(thread, phase, weights, sampled, scratch):
-    for n in shared_items(scratch.sync, phase, sampled.size, len(scratch.row)):
+def norm_sampled(thread, weights, sampled, scratch):
+    for n in shared_items(scratch.sync, thread, sampled.size):
         norm_row(thread, sampled[n], n, weights.norms[-1], weights.epsilon, weights.head, scratch)
 
 
 @inner
-def rotate_rows(thread, phase, weights, keys, values, batch, scratch):
+def rotate_rows(thread, weights, keys, values, batch, scratch):
     """Rotate queries and keys; queries go to [kv_head][row][head of the group], keys and values into their block."""
     dim, per_kv = weights.head_dim, weights.num_heads // weights.num_kv_heads
     row = scratch.row[thread]
-    for m in shared_items(scratch.sync, phase, batch.tokens.size, len(scratch.row)):
+    for m in shared_items(scratch.sync, thread, batch.tokens.size):
         qkv, block, offset = scratch.qkv[m], batch.places[m] // BLOCK, batch.places[m] % BLOCK
         cosine, sine = weights.cosine[batch.positions[m]], weights.sine[batch.positions[m]]
         for h in range(weights.num_heads):
@@ -123,10 +148,10 @@ def rotate_rows(thread, phase, weights, keys, values, batch, scratch):
 
 
 @inner
-def attend_groups(tiles, thread, phase, weights, keys, values, batch, scratch):
+def attend_groups(tiles, thread, weights, keys, values, batch, scratch):
     dim, kv_heads = weights.head_dim, weights.num_kv_heads
     per_token = weights.num_heads // kv_heads
-    for item in shared_items(scratch.sync, phase, len(batch.groups) * kv_heads, tiles.threads):
+    for item in shared_items(scratch.sync, thread, len(batch.groups) * kv_heads):
         first, count, sequence, length = batch.groups[item // kv_heads]
         h = item % kv_heads
         q, o = address(scratch.queries[h, first]), address(scratch.attended[h, first])
@@ -135,20 +160,34 @@ def attend_groups(tiles, thread, phase, weights, keys, values, batch, scratch):
 
 
 @inner
-def gather_rows(thread, phase, weights, layer, rows, scratch):
+def gather_rows(thread, weights, layer, rows, scratch):
     """Attention's outputs, back from [kv_head][row], as the input of the o projection."""
     width = weights.head_dim * (weights.num_heads // weights.num_kv_heads)
     row = scratch.row[thread]
-    for m in shared_items(scratch.sync, phase, rows, len(scratch.row)):
+    for m in shared_items(scratch.sync, thread, rows):
         for h in range(weights.num_kv_heads):
             copy_row(address(scratch.attended[h, m]), address(row) + h * width * 4, width // 16)
-        prepare(layer, row, address(scratch.inputs) + m * input_stride(layer), address(scratch.sums[m]))
+        place = address(scratch.inputs) + m * input_stride(layer)
+        prepare(layer, row[: layer[DEPTH]], 0, place, address(scratch.sums[m]))
 
 
 @inner
-def swiglu_rows(thread, phase, ffn_size, layer, rows, scratch):
-    row = scratch.row[thread]
-    for m in shared_items(scratch.sync, phase, rows, len(scratch.row)):
-        gate = address(scratch.gate_up[m])
-        swiglu_row(gate, gate + 4 * ffn_size, address(row), ffn_size // 16)
-        prepare(layer, row, address(scratch.inputs) + m * input_stride(layer), address(scratch.sums[m]))
+def gate_up_units(tiles, thread, ffn_size, layer, rows, scratch, errand):
+    """gate and up for some rows and channels at once, and their product as the input of the down projection."""
+    gate_up, down, room = layer[GATE_UP], layer[DOWN], scratch.ffn[thread]
+    stride, unpacked = room.strides[0], scratch.unpacked[thread]
+    blocks, index = (rows + ROW_BLOCK - 1) // ROW_BLOCK, 0
+    for item in shared_items(scratch.sync, thread, gate_up[COLUMN_COUNT] // (2 * UNIT) * blocks):
+        unit, first = item // blocks, item % blocks * ROW_BLOCK
+        last, channels = min(first + ROW_BLOCK, rows), min(UNIT, ffn_size - unit * UNIT)
+        for t in range(2 * UNIT // COLUMNS):
+            tile, c = unit * (2 * UNIT // COLUMNS) + t, address(room) + t * COLUMNS * 4
+            index = linear_tile(
+                tiles, gate_up, tile, first, last, scratch.inputs, scratch.sums, c, stride, unpacked, errand, index
+            )
+        for m in range(first, last):
+            row = room[m - first]
+            swiglu_row(address(row), address(row) + 4 * UNIT, address(row), channels // 16)
+            place = address(scratch.ffn_inputs) + m * input_stride(down)
+            prepare(down, row[:channels], unit * UNIT, place, address(scratch.ffn_sums[m]))
+    return index

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.errors import ModelFileError
-from millpond.kernels.matmul import BF16, F32_WEIGHTS
+from millpond.kernels.matmul import BF16, F32_WEIGHTS, UNIT
 from millpond.kernels.pack import Packed, pack_affine, pack_float, side_by_side
 from millpond.load.dequantize import dequantize, to_affine
 from millpond.load.gguf import GGUFFile, GGUFTensor
@@ -96,11 +96,12 @@ def _load_layer(file: GGUFFile, config: ModelConfig, prefix: str, dtype: str) ->
     def tensor(name: str) -> GGUFTensor:
         return file.tensors[f"{prefix}{name}.weight"]
 
-    orders = [head_order(config.num_heads, config.head_dim), head_order(config.num_kv_heads, config.head_dim), None]
+    q, k = (head_order(heads, config.head_dim) for heads in (config.num_heads, config.num_kv_heads))
+    qkv = np.concatenate([q, len(q) + k, len(q) + len(k) + np.arange(len(k))])
     return (
-        _pack([tensor("attn_q"), tensor("attn_k"), tensor("attn_v")], dtype, orders),
+        _pack([tensor("attn_q"), tensor("attn_k"), tensor("attn_v")], dtype, qkv),
         _pack([tensor("attn_output")], dtype),
-        _pack([tensor("ffn_gate"), tensor("ffn_up")], dtype),
+        _pack([tensor("ffn_gate"), tensor("ffn_up")], dtype, unit_order(config.ffn_size)),
         _pack([tensor("ffn_down")], dtype),
     )
 
@@ -110,23 +111,29 @@ def head_order(heads: int, head_dim: int) -> NDArray[np.int64]:
     return np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
-def _pack(
-    tensors: Sequence[GGUFTensor], dtype: str, orders: Sequence[NDArray[np.int64] | None] | None = None
-) -> Packed:
-    """One linear layer out of tensors stacked by rows: affine where all are quantised, else bfloat16; float32 on
-    request, and where quantised tensors stand among others (bfloat16 would round them)."""
-    orders = orders or [None] * len(tensors)
+def unit_order(ffn_size: int) -> NDArray[np.int64]:
+    """Rows of gate and up (stacked) in units of two tiles of each, the last filled up with zeros (-1)."""
+    tiles = np.pad(np.arange(ffn_size), (0, -ffn_size % UNIT), constant_values=-1).reshape(-1, 1, UNIT)
+    return np.concatenate([tiles, np.where(tiles < 0, -1, tiles + ffn_size)], axis=1).reshape(-1)
+
+
+def _pack(tensors: Sequence[GGUFTensor], dtype: str, order: NDArray[np.int64] | None = None) -> Packed:
+    """One linear layer out of tensors stacked by rows, then put in order: affine where all are quantised, else
+    bfloat16; float32 on request, and where quantised tensors stand among others (bfloat16 would round them)."""
     affine = [None if dtype == "float32" else to_affine(each) for each in tensors]
     parts = [each for each in affine if each is not None]
     if len(parts) == len(tensors):
-        columns = [
-            np.concatenate([_take(each, order) for each, order in zip(group, orders, strict=True)])
-            for group in zip(*((a.codes, a.scale, a.offset) for a in parts), strict=True)
-        ]
+        columns = [_take(group, order) for group in zip(*((a.codes, a.scale, a.offset) for a in parts), strict=True)]
         return pack_affine(*columns, bits=max(each.bits for each in parts))
-    rows = np.concatenate([_take(dequantize(t), order) for t, order in zip(tensors, orders, strict=True)])
-    return pack_float(rows, F32_WEIGHTS if dtype == "float32" or parts else BF16)
+    return pack_float(
+        _take([dequantize(t) for t in tensors], order), F32_WEIGHTS if dtype == "float32" or parts else BF16
+    )
 
 
-def _take(rows: NDArray[np.generic], order: NDArray[np.int64] | None) -> NDArray[np.generic]:
-    return rows if order is None else rows[order]
+def _take(parts: Sequence[NDArray[np.generic]], order: NDArray[np.int64] | None) -> NDArray[np.generic]:
+    rows = np.concatenate(parts)
+    if order is None:
+        return rows
+    taken = rows[order]
+    taken[order < 0] = 0
+    return taken

@@ -128,7 +128,7 @@ class ModelRunner:
         widest = max((len(each.block_ids) for each in scheduled), default=0)
         tables = np.zeros((len(scheduled), widest * self._per_block), np.int64)
         positions, places, cleared = np.zeros((3, len(tokens)), np.int64)
-        groups, sampled, row = [], [], 0
+        groups, sampled, blocks, row = [], [], [], 0
         for sequence, each in enumerate(scheduled):
             count, first = len(each.token_ids), each.first_position
             table = tables[sequence]
@@ -136,6 +136,7 @@ class ModelRunner:
             own = np.arange(first, first + count)
             positions[row : row + count] = own
             places[row : row + count] = table[own // BLOCK] * BLOCK + own % BLOCK
+            blocks.append(table[: -(-(first + count) // BLOCK)])
             last_offset = (first + count - 1) % BLOCK
             if count > last_offset:  # the block of the last token begins in this chunk
                 cleared[row + count - 1] = BLOCK - 1 - last_offset
@@ -152,6 +153,8 @@ class ModelRunner:
             np.array(groups, np.int64).reshape(-1, 4),
             tables,
             np.array(sampled, np.int64),
+            np.concatenate([np.empty(0, np.int64), *blocks]),
+            np.cumsum([0, *(len(each) for each in blocks)]),
         )
 
     def _fill_table(self, table: NDArray[np.int64], block_ids: Sequence[int]) -> None:
