@@ -12,7 +12,7 @@ from millpond.core.scheduler import RequestUpdate, Scheduler
 from millpond.core.step import (
     Admission,
     RequestFault,
-    SampledToken,
+    SampledTokens,
     ScheduledRequest,
     SchedulerOutput,
     StepResult,
@@ -66,7 +66,7 @@ class ScriptedRunner:
         self.outputs.append(output)
         if call in self.raises:
             raise self.raises[call]
-        sampled: list[SampledToken] = []
+        sampled: list[SampledTokens] = []
         faults: list[RequestFault] = []
         for each in output.scheduled:
             self._take_slot(each)
@@ -78,7 +78,7 @@ class ScriptedRunner:
             if self.faults.get(each.request_id) == each.output_position:
                 faults.append(RequestFault(each.request_id, "the logits are not finite"))
             else:
-                sampled.append(SampledToken(each.request_id, self._sample(each)))
+                sampled.append(SampledTokens(each.request_id, self._sample(each)))
         return StepResult(tuple(sampled), tuple(faults))
 
     def _take_slot(self, each: ScheduledRequest) -> None:
@@ -93,13 +93,22 @@ class ScriptedRunner:
             block, offset = divmod(position, self.block_size)
             self._kv[each.block_ids[block], offset] = token_id
 
-    def _sample(self, each: ScheduledRequest) -> int:
-        script = self.script.get(each.request_id, ())
-        if each.output_position < len(script):
-            return script[each.output_position]
+    def _sample(self, each: ScheduledRequest) -> tuple[int, ...]:
+        """A token behind the first position that samples, and one more behind each draft that is right."""
         end = each.first_position + len(each.token_ids)
         places = (divmod(position, self.block_size) for position in range(end))
-        return next_token((self._kv[each.block_ids[block], offset] for block, offset in places), self.tokens)
+        sequence = [self._kv[each.block_ids[block], offset] for block, offset in places]
+        tokens: list[int] = []
+        for length in range(end - each.num_drafts, end + 1):
+            if tokens and tokens[-1] != sequence[length - 1]:
+                break
+            position = each.output_position + len(tokens)
+            if tokens and self.faults.get(each.request_id) == position:
+                break
+            script = self.script.get(each.request_id, ())
+            scripted = position < len(script)
+            tokens.append(script[position] if scripted else next_token(sequence[:length], self.tokens))
+        return tuple(tokens)
 
 
 def make_scheduler(

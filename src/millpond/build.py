@@ -14,6 +14,7 @@ from numba.core import event
 from millpond.config import EngineConfig
 from millpond.core.block_pool import blocks_for_length, resolve_watermark_blocks
 from millpond.core.scheduler import Scheduler
+from millpond.core.speculation import PromptLookup
 from millpond.engine.engine import Engine
 from millpond.errors import ConfigError, ModelFileError
 from millpond.kernels.attention import BLOCK
@@ -119,6 +120,7 @@ def build_engine(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
         watermark_blocks=plan.watermark_blocks,
+        drafter=PromptLookup(config.speculative_tokens) if config.speculative == "ngram" else None,
     )
     return Engine(
         config=config,
@@ -176,6 +178,7 @@ def _build_runner(
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=plan.max_model_len,
             vocab_size=vocab_size,
+            max_drafts=0 if config.speculative == "off" else config.speculative_tokens,
         )
         runner.warm_up()
     return runner

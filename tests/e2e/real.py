@@ -109,7 +109,7 @@ class Recorder:
         result = self.inner.execute(output)
         self.num_steps += 1
         for each in result.sampled:
-            self.token_ids.setdefault(each.request_id, []).append(each.token_id)
+            self.token_ids.setdefault(each.request_id, []).extend(each.token_ids)
         return result
 
 
