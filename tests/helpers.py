@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from millpond.core.invariants import Auditor
 from millpond.core.request import Request
 from millpond.core.scheduler import RequestUpdate, Scheduler
+from millpond.core.speculation import Drafter, StepLoad
 from millpond.core.step import (
     Admission,
     RequestFault,
@@ -111,6 +112,33 @@ class ScriptedRunner:
         return tuple(tokens)
 
 
+class ScriptedDrafter:
+    """Guesses up to `longest` of the tokens that ScriptedRunner says next; where it goes wrong is a hash of the tokens.
+
+    learned holds what the scheduler said of them: (request id, drafted, accepted).
+    """
+
+    def __init__(self, longest: int = 5, tokens: range = DEFAULT_TOKENS) -> None:
+        self.longest = longest
+        self.tokens = tokens
+        self.learned: list[tuple[str, int, int]] = []
+
+    def draft(self, request: Request, most: int, load: StepLoad) -> tuple[int, ...]:
+        sequence = list(request.token_ids_between(0, request.num_tokens))
+        chance = zlib.crc32(array("q", sequence).tobytes() + b"draft")
+        count, num_right = chance % (self.longest + 1), chance // 64 % (self.longest + 1)
+        for index in range(min(count, most)):
+            guess = next_token(sequence, self.tokens)
+            sequence.append(guess if index < num_right else self.tokens[guess == self.tokens[0]])
+        return tuple(sequence[request.num_tokens :])
+
+    def learn(self, request: Request, num_drafted: int, num_accepted: int) -> None:
+        self.learned.append((request.request_id, num_drafted, num_accepted))
+
+    def forget(self, request_id: str) -> None:
+        """What was learned stays, for the test."""
+
+
 def make_scheduler(
     *,
     num_blocks: int = 8,
@@ -119,6 +147,7 @@ def make_scheduler(
     budget: int | None = None,
     reserve: int = 0,
     max_model_len: int = 10**6,
+    drafter: Drafter | None = None,
 ) -> Scheduler:
     """A scheduler over a pool small enough that the rare paths are common."""
     return Scheduler(
@@ -128,6 +157,7 @@ def make_scheduler(
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
         watermark_blocks=reserve,
+        drafter=drafter,
     )
 
 
