@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import numba
 import numpy as np
@@ -15,9 +16,11 @@ from millpond.kernels.threads import (
     COUNTERS,
     cgroup_quota,
     done,
+    phase_clock,
     start_phases,
     take,
     thread_count,
+    time_phases,
     usable_cores,
     wait_for,
 )
@@ -182,3 +185,38 @@ def test_no_two_counters_share_a_cache_line():
         done(sync, phase, 11 + phase)
     assert np.flatnonzero(sync).tolist() == [line * CACHE_LINE for line in range(6)]
     assert sync[sync > 0].tolist() == [1, 11, 2, 12, 3, 13]
+
+
+def clock() -> int:
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
+def test_a_timed_step_notes_when_it_began_and_when_each_phase_was_over():
+    sync, taken = np.zeros(5 * COUNTERS, np.int64), np.zeros((5, 7), np.int64)
+    time_phases(sync, True)
+    for _ in range(2):  # the second step's readings are its own
+        before = clock()
+        start_phases(sync)
+        walk(sync, 1, taken, np.zeros(5, np.int64))
+        readings = [before, *phase_clock(sync).tolist(), clock()]
+        assert readings == sorted(readings)
+        assert len(readings) == 8
+
+
+def test_a_phase_is_over_when_the_first_thread_sees_it():
+    sync = np.zeros(COUNTERS, np.int64)
+    time_phases(sync, True)
+    start_phases(sync)
+    wait_for(sync, 0, 0)
+    first = phase_clock(sync)[1]
+    wait_for(sync, 0, 0)
+    assert phase_clock(sync)[1] == first
+
+
+def test_no_clock_is_read_where_phases_are_not_timed():
+    sync, taken = np.zeros(5 * COUNTERS, np.int64), np.zeros((5, 7), np.int64)
+    time_phases(sync, True)
+    time_phases(sync, False)
+    start_phases(sync)
+    walk(sync, 1, taken, np.zeros(5, np.int64))
+    assert phase_clock(sync).tolist() == [0] * 6

@@ -8,19 +8,27 @@ without holding the others back. Which thread does an item never changes the ite
 import os
 import platform
 import sys
+import time
 from pathlib import Path
 
 import numba
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 
 from millpond.errors import ConfigError
 from millpond.kernels.simd import I32, I64, address
 
 CACHE_LINE = 8  # int64 per 64 bytes: each counter has a line of its own
 COUNTERS = 2 * CACHE_LINE  # a phase has two: the next item to take, and how many are done
+# Where phases are timed, two numbers beside the second counter are when the phase was over, and two more, in the first
+# phase, when the step began; the last number of all says whether they are.
+ENDED, BEGAN = CACHE_LINE + 1, CACHE_LINE + 3
+TIMED = -1
+CLOCK = getattr(time, "CLOCK_MONOTONIC", -1)
 # A wait begins as a spin, for the other thread is nearly always about to finish. Then it offers its core every
 # SPINS_PER_YIELD spins, in case the other thread is queued behind it; and at last it naps, so that the core falls idle
 # and the system moves over who waits for one elsewhere.
@@ -131,10 +139,40 @@ def nap(typingctx, microseconds):
     return types.void(types.int64), codegen
 
 
+@intrinsic
+def clock_into(typingctx, where):
+    """Put the system's steady clock, two int64 (seconds, nanoseconds), at an address; nothing where there is none."""
+
+    def codegen(context, builder, signature, args):
+        if CLOCK >= 0:
+            function = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(I32, [I32, I64.as_pointer()]), "clock_gettime"
+            )
+            builder.call(function, [I32(CLOCK), builder.inttoptr(args[0], I64.as_pointer())])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+def time_phases(sync: NDArray[np.int64], on: bool) -> None:
+    """Whether the steps that use these counters note when each phase was over: a clock reading for each phase."""
+    sync[TIMED] = on
+
+
+def phase_clock(sync: NDArray[np.int64]) -> NDArray[np.int64]:
+    """When the last timed step began, then when each phase of it was over: nanoseconds of time.CLOCK_MONOTONIC, 0 for
+    a phase that was not walked."""
+    counters = sync.reshape(-1, COUNTERS)
+    readings = np.vstack([counters[:1, BEGAN : BEGAN + 2], counters[:, ENDED : ENDED + 2]])
+    return readings[:, 0] * 1_000_000_000 + readings[:, 1]
+
+
 @njit(cache=True, nogil=True)
 def start_phases(sync):
     """Set all counters to 0, before the threads start (a function of its own, or Numba makes it a parallel loop)."""
-    sync[:] = 0
+    sync[:TIMED] = 0
+    if sync[TIMED]:
+        clock_into(address(sync) + 8 * BEGAN)
 
 
 @njit(cache=True, nogil=True)
@@ -161,6 +199,8 @@ def wait_for(sync, phase, items):
                 give_way()
             else:
                 nap(NAP_MICROSECONDS)
+    if sync[TIMED] and sync[COUNTERS * phase + ENDED] == 0:  # the first to see it
+        clock_into(address(sync) + 8 * (COUNTERS * phase + ENDED))
 
 
 @njit(nogil=True)  # not cached: Numba cannot call a generator that it has loaded; in its callers' cache it is whole
