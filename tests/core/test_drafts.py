@@ -19,14 +19,18 @@ class Oracle(ScriptedDrafter):
     def __init__(self, count, num_right=None):
         super().__init__()
         self.count, self.num_right = count, count if num_right is None else num_right
-        self.most = []
+        self.most, self.loads, self.forgotten = [], [], []
 
     def draft(self, request, most, load):
         self.most.append(most)
+        self.loads.append((load.tokens, load.rows))
         sequence = list(request.token_ids_between(0, request.num_tokens))
         for index in range(min(self.count, most)):
             sequence.append(next_token(sequence) if index < self.num_right else 1)
         return tuple(sequence[request.num_tokens :])
+
+    def forget(self, request_id):
+        self.forgotten.append(request_id)
 
 
 def loop_of(*requests, drafter, **sizes):
@@ -83,6 +87,20 @@ def test_a_request_of_one_token_is_never_drafted_for():
     loop = loop_of(make_request("a", 6, 1), drafter=Oracle(4))
     loop.run()
     assert loop.scheduler.drafter.most == []
+
+
+def test_the_drafter_is_told_how_many_requests_the_step_samples_for():
+    loop = loop_of(make_request("a", 4, 9), make_request("b", 20, 9), drafter=Oracle(1), num_blocks=32, budget=8)
+    loop.steps(4)
+    assert loop.scheduler.drafter.loads == [(2, 2), (2, 2)]
+
+
+def test_the_drafter_forgets_a_request_with_its_release():
+    loop = loop_of(make_request("a", 6, 3), drafter=Oracle(1))
+    loop.steps(2)
+    assert loop.scheduler.drafter.forgotten == []
+    assert loop.step().released == ("a",)
+    assert loop.scheduler.drafter.forgotten == ["a"]
 
 
 @pytest.mark.parametrize("budget", range(1, 14))
