@@ -38,7 +38,9 @@ def packed(columns, depth, kind=U8, num_bytes=1000):
 def weights(kind=U8):
     layer = (packed(128, 64, kind), packed(64, 64, kind), packed(192, 64, kind), packed(64, 96, kind))
     embedding = packed(480, 64, kind, 4800)
-    return LlamaWeights(embedding, embedding, (layer, layer), np.zeros((5, 64), np.float32), None)
+    return LlamaWeights(
+        embedding, embedding, (layer, layer), np.zeros((5, 64), np.float32), None, np.zeros(0, np.uint8)
+    )
 
 
 def test_every_phase_that_a_step_walks_through_has_a_name():

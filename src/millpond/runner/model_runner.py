@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from millpond.core.block_pool import blocks_for_length
 from millpond.core.step import RequestFault, SampledTokens, ScheduledRequest, SchedulerOutput, StepResult
 from millpond.kernels.attention import BLOCK, GROUP_TOKENS
+from millpond.kernels.pack import Packed
 from millpond.kernels.tiles import Tiles, load_tiles
 from millpond.model.arrays import Batch, KVCache, Scratch, Weights, new_kv_cache, new_scratch, new_weights
 from millpond.model.config import ModelConfig
 from millpond.model.llama import forward, link_forward
-from millpond.model.outliers import PROBE_TOKENS, find_outliers, probe_tokens
+from millpond.model.outliers import PROBE_TOKENS, find_outliers, probe_tokens, take_out
 from millpond.model.weights import LlamaWeights
 from millpond.runner.sampler import Sampler
 from millpond.runner.sampler_kernels import NO_DRAFT
@@ -68,15 +69,17 @@ class ModelRunner:
             head_dim=config.head_dim,
         )
         self._entry = link_forward(self._tiles, self._weights, self._cache, self._batch(()), self._scratch)
-        self._outliers = self._find_outliers()
+        layers = zip(packed.layers, self._weights.layers, strict=True)
+        pairs = [pair for each, rows in layers for pair in zip(each, rows, strict=True)]
+        pairs.append((packed.head, self._weights.head))
+        known = packed.outliers
+        self.outliers = self._find_outliers(pairs) if known is None else known
+        take_out(pairs, self.outliers)
         self.sampler = Sampler(max_num_seqs, vocab_size, self._scratch.logits.shape[1])
 
-    def _find_outliers(self) -> list[NDArray[np.int64]]:
+    def _find_outliers(self, pairs: list[tuple[Packed, NDArray[np.int64]]]) -> tuple[NDArray[np.int64], ...]:
         """Probe on one thread, in a cache and a scratch of its own: the choice must not depend on any setting."""
-        config, weights = self.config, self._weights
-        layers = zip(self._packed.layers, weights.layers, strict=True)
-        pairs = [pair for packed, rows in layers for pair in zip(packed, rows, strict=True)]
-        tokens = probe_tokens(config.vocab_size)
+        config, tokens = self.config, probe_tokens(self.config.vocab_size)
         blocks = blocks_for_length(len(tokens), BLOCK * self._per_block)
         cache = new_kv_cache(config, blocks * self._per_block, self._kv_dtype)
         count = len(tokens)
@@ -89,7 +92,7 @@ class ModelRunner:
             batch = batch._replace(sampled=np.arange(count))
             self._forward(batch, scratch, self._tiles._replace(threads=1), cache)
 
-        return find_outliers([*pairs, (self._packed.head, weights.head)], probe)
+        return tuple(find_outliers(pairs, probe))
 
     def _forward(
         self, batch: Batch, scratch: Scratch, tiles: Tiles | None = None, cache: KVCache | None = None
