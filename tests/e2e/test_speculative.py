@@ -63,4 +63,4 @@ def test_a_text_that_is_continued_stays_the_same_by_every_rule(base, sampling):
 def test_a_crowd_gets_the_answers_that_each_gets_alone_without_guesses(base, eight, alone):
     engine = engine_over(base, max_num_batched_tokens=64, max_num_seqs=7, drafter=Eager(8))
     assert drive(engine, eight) == alone
-    assert engine.scheduler.counters.drafted_tokens > 40
+    assert 0 < engine.scheduler.counters.accepted_tokens < engine.scheduler.counters.drafted_tokens
