@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from millpond.core.invariants import Auditor
 from millpond.core.request import Request
 from millpond.core.scheduler import RequestUpdate, Scheduler
+from millpond.core.speculation import Drafter, StepLoad
 from millpond.core.step import (
     Admission,
     RequestFault,
-    SampledToken,
+    SampledTokens,
     ScheduledRequest,
     SchedulerOutput,
     StepResult,
@@ -66,7 +67,7 @@ class ScriptedRunner:
         self.outputs.append(output)
         if call in self.raises:
             raise self.raises[call]
-        sampled: list[SampledToken] = []
+        sampled: list[SampledTokens] = []
         faults: list[RequestFault] = []
         for each in output.scheduled:
             self._take_slot(each)
@@ -78,7 +79,7 @@ class ScriptedRunner:
             if self.faults.get(each.request_id) == each.output_position:
                 faults.append(RequestFault(each.request_id, "the logits are not finite"))
             else:
-                sampled.append(SampledToken(each.request_id, self._sample(each)))
+                sampled.append(SampledTokens(each.request_id, self._sample(each)))
         return StepResult(tuple(sampled), tuple(faults))
 
     def _take_slot(self, each: ScheduledRequest) -> None:
@@ -93,13 +94,49 @@ class ScriptedRunner:
             block, offset = divmod(position, self.block_size)
             self._kv[each.block_ids[block], offset] = token_id
 
-    def _sample(self, each: ScheduledRequest) -> int:
-        script = self.script.get(each.request_id, ())
-        if each.output_position < len(script):
-            return script[each.output_position]
+    def _sample(self, each: ScheduledRequest) -> tuple[int, ...]:
+        """A token behind the first position that samples, and one more behind each draft that is right."""
         end = each.first_position + len(each.token_ids)
         places = (divmod(position, self.block_size) for position in range(end))
-        return next_token((self._kv[each.block_ids[block], offset] for block, offset in places), self.tokens)
+        sequence = [self._kv[each.block_ids[block], offset] for block, offset in places]
+        tokens: list[int] = []
+        for length in range(end - each.num_drafts, end + 1):
+            if tokens and tokens[-1] != sequence[length - 1]:
+                break
+            position = each.output_position + len(tokens)
+            if tokens and self.faults.get(each.request_id) == position:
+                break
+            script = self.script.get(each.request_id, ())
+            scripted = position < len(script)
+            tokens.append(script[position] if scripted else next_token(sequence[:length], self.tokens))
+        return tuple(tokens)
+
+
+class ScriptedDrafter:
+    """Guesses up to `longest` of the tokens that ScriptedRunner says next; where it goes wrong is a hash of the tokens.
+
+    learned holds what the scheduler said of them: (request id, drafted, accepted).
+    """
+
+    def __init__(self, longest: int = 5, tokens: range = DEFAULT_TOKENS) -> None:
+        self.longest = longest
+        self.tokens = tokens
+        self.learned: list[tuple[str, int, int]] = []
+
+    def draft(self, request: Request, most: int, load: StepLoad) -> tuple[int, ...]:
+        sequence = list(request.token_ids_between(0, request.num_tokens))
+        chance = zlib.crc32(array("q", sequence).tobytes() + b"draft")
+        count, num_right = chance % (self.longest + 1), chance // 64 % (self.longest + 1)
+        for index in range(min(count, most)):
+            guess = next_token(sequence, self.tokens)
+            sequence.append(guess if index < num_right else self.tokens[guess == self.tokens[0]])
+        return tuple(sequence[request.num_tokens :])
+
+    def learn(self, request: Request, num_drafted: int, num_accepted: int) -> None:
+        self.learned.append((request.request_id, num_drafted, num_accepted))
+
+    def forget(self, request_id: str) -> None:
+        """What was learned stays, for the test."""
 
 
 def make_scheduler(
@@ -110,6 +147,7 @@ def make_scheduler(
     budget: int | None = None,
     reserve: int = 0,
     max_model_len: int = 10**6,
+    drafter: Drafter | None = None,
 ) -> Scheduler:
     """A scheduler over a pool small enough that the rare paths are common."""
     return Scheduler(
@@ -119,6 +157,7 @@ def make_scheduler(
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
         watermark_blocks=reserve,
+        drafter=drafter,
     )
 
 

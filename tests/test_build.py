@@ -170,6 +170,25 @@ def test_an_engine_answers(build_small):
     assert outputs[-1].finish_reason is FinishReason.LENGTH
 
 
+def test_an_engine_guesses_where_it_is_told_to_and_its_answers_stay_the_same(build_small):
+    answers, accepted = [], []
+    for speculative in ("off", "ngram"):
+        engine = build_small(replace(SMALL, audit=True, speculative=speculative, speculative_tokens=6))
+        for index in range(6):
+            prompt = [5 + index, 6, 7] * 3
+            sampling = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+            engine.add_request(str(index), prompt, sampling)
+        tokens = {}
+        while engine.has_unfinished:
+            for output in engine.step():
+                tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+        answers.append(tokens)
+        accepted.append(engine.scheduler.counters.accepted_tokens)
+    assert answers[0] == answers[1]
+    assert accepted[0] == 0
+    assert accepted[1] > 20
+
+
 def test_a_model_given_by_its_path_is_called_by_the_files_name_alone(path, build_small):
     assert build_small().model_name == "tiny"
     assert build_engine(str(path.parent), SMALL).model_name == "tiny"

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from helpers import ScriptedRunner
 from millpond.config import EngineConfig
 from millpond.core.scheduler import Scheduler
+from millpond.core.speculation import Drafter
 from millpond.core.step import Runner, SchedulerOutput, StepResult
 from millpond.engine.engine import Engine
 from millpond.text.tokenizer import Tokenizer
@@ -53,6 +54,7 @@ def make_engine(
     tokenizer: Tokenizer | None = None,
     audit: bool = True,
     seed: int = 0,
+    drafter: Drafter | None = None,
     **runner_settings: Any,
 ) -> Engine:
     """wrap goes around the scripted runner, which is engine.runner without it."""
@@ -68,7 +70,7 @@ def make_engine(
     runner = ScriptedRunner(block_size=block_size, tokens=LETTERS, script=script, **runner_settings)
     return Engine(
         config=EngineConfig(**sizes, audit=audit, seed=seed, threads=2),
-        scheduler=Scheduler(**sizes),
+        scheduler=Scheduler(**sizes, drafter=drafter),
         runner=wrap(runner),
         tokenizer=tokenizer,
         model_name="tiny",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,9 @@ class Sampled:
         self.admit, self.warm_up, self._sample = sampler.admit, sampler.warm_up, sampler.sample
         self.logits: NDArray[np.float32] = np.empty((0, 0), np.float32)
 
-    def sample(self, logits, slots, output_positions):
+    def sample(self, logits, *arguments):
         self.logits = logits.copy()
-        return self._sample(logits, slots, output_positions)
+        return self._sample(logits, *arguments)
 
 
 class Answer:
@@ -70,13 +71,15 @@ def drive(
         if not output.scheduled:
             continue
         result = runner.execute(output)
-        sampling_ids = [each.request_id for each in output.scheduled if each.samples]
-        for request_id, row in zip(sampling_ids, runner.sampler.logits, strict=False):
-            answers[request_id].logits.append(row)
+        num_tokens = {each.request_id: len(each.token_ids) for each in result.sampled}
+        rows = iter(runner.sampler.logits)
+        for each in output.scheduled:
+            own = list(islice(rows, 1 + each.num_drafts)) if each.samples else []
+            answers[each.request_id].logits += own[: max(1, num_tokens.get(each.request_id, 0))]
         for update in scheduler.update(result):
             answer = answers[update.request.request_id]
             answer.fault = update.fault
-            answer.token_ids += [] if update.token_id is None else [update.token_id]
+            answer.token_ids += update.token_ids
     runner.sampler = plain
     return answers, scheduler
 

@@ -14,16 +14,17 @@ from numba.core import event
 from millpond.config import EngineConfig
 from millpond.core.block_pool import blocks_for_length, resolve_watermark_blocks
 from millpond.core.scheduler import Scheduler
+from millpond.core.speculation import PromptLookup
 from millpond.engine.engine import Engine
 from millpond.errors import ConfigError, ModelFileError
 from millpond.kernels.attention import BLOCK
 from millpond.kernels.isa import choose
 from millpond.kernels.threads import thread_count
 from millpond.load.gguf import GGUFFile, open_gguf
-from millpond.load.store import find, resolve
+from millpond.load.store import default_cache_dir, find, resolve
 from millpond.machine import available_memory
 from millpond.model.config import ModelConfig
-from millpond.model.weights import load_weights
+from millpond.model.packed import packed_weights
 from millpond.runner.model_runner import ModelRunner
 from millpond.text.tokenizer import Tokenizer
 
@@ -98,11 +99,18 @@ def read_figures(file: GGUFFile) -> ModelConfig:
 
 
 def build_engine(
-    model: str, config: EngineConfig | None = None, *, notify: Notify = lambda line: None, **engine_options: Any
+    model: str,
+    config: EngineConfig | None = None,
+    *,
+    notify: Notify = lambda line: None,
+    cache_dir: Path | None = None,
+    **engine_options: Any,
 ) -> Engine:
-    """An engine that is ready to serve: weights packed, pool allocated, kernels compiled or loaded.
+    """An engine that is ready to serve: weights packed or read as they were packed before, pool allocated, kernels
+    compiled or loaded.
 
-    model is a known name, a file, a folder or org/repo[:file]. engine_options go to Engine (clock, observer).
+    model is a known name, a file, a folder or org/repo[:file]. cache_dir, where packed weights are kept, is the user's
+    cache folder unless given. engine_options go to Engine (clock, observer).
     Raises ModelNotFoundError, ModelFileError, DownloadError or ConfigError.
     """
     if find(model) is None:
@@ -111,7 +119,7 @@ def build_engine(
     file = open_gguf(path)
     figures, tokenizer = read_figures(file), Tokenizer.from_gguf(file.metadata)
     config, plan = _settle(figures, config or EngineConfig())
-    runner = _build_runner(file, figures, config, plan, tokenizer.vocab_size, notify)
+    runner = _build_runner(file, figures, config, plan, tokenizer.vocab_size, cache_dir, notify)
     scheduler = Scheduler(
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
@@ -119,6 +127,7 @@ def build_engine(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
         watermark_blocks=plan.watermark_blocks,
+        drafter=PromptLookup(config.speculative_tokens) if config.speculative == "ngram" else None,
     )
     return Engine(
         config=config,
@@ -131,7 +140,7 @@ def build_engine(
     )
 
 
-def build_model_runner(path: Path, config: EngineConfig | None = None) -> ModelRunner:
+def build_model_runner(path: Path, config: EngineConfig | None = None, *, cache_dir: Path | None = None) -> ModelRunner:
     """The runner alone, for evaluation and tests; its pool holds max_model_len positions unless sized by the config."""
     config, file = config or EngineConfig(), open_gguf(Path(path))
     figures = read_figures(file)
@@ -139,7 +148,7 @@ def build_model_runner(path: Path, config: EngineConfig | None = None) -> ModelR
         longest = config.max_model_len or figures.context_length
         config = dataclasses.replace(config, num_blocks=blocks_for_length(longest, config.block_size))
     config, plan = _settle(figures, config)
-    return _build_runner(file, figures, config, plan, figures.vocab_size, lambda line: None)
+    return _build_runner(file, figures, config, plan, figures.vocab_size, cache_dir, lambda line: None)
 
 
 def _settle(figures: ModelConfig, config: EngineConfig) -> tuple[EngineConfig, PoolPlan]:
@@ -156,17 +165,24 @@ def _settle(figures: ModelConfig, config: EngineConfig) -> tuple[EngineConfig, P
 
 
 def _build_runner(
-    file: GGUFFile, figures: ModelConfig, config: EngineConfig, plan: PoolPlan, vocab_size: int, notify: Notify
+    file: GGUFFile,
+    figures: ModelConfig,
+    config: EngineConfig,
+    plan: PoolPlan,
+    vocab_size: int,
+    cache_dir: Path | None,
+    notify: Notify,
 ) -> ModelRunner:
     if vocab_size > figures.vocab_size:
         raise ModelFileError(
             f"{file.path.name}: the tokenizer has {vocab_size} tokens, but the embedding only {figures.vocab_size} rows"
         )
-    packed = load_weights(file, figures, config.dtype)
+    folder = (cache_dir or default_cache_dir()) / "packed"
+    weights, keep = packed_weights(file, figures, config.dtype, isa=config.isa, folder=folder, notify=notify)
     with _told_of_compilation(notify):
         runner = ModelRunner(
             figures,
-            packed,
+            weights,
             isa=config.isa,
             threads=thread_count(config.threads),
             dtype=config.dtype,
@@ -176,8 +192,10 @@ def _build_runner(
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=plan.max_model_len,
             vocab_size=vocab_size,
+            max_drafts=0 if config.speculative == "off" else config.speculative_tokens,
         )
         runner.warm_up()
+    keep(runner.outliers)
     return runner
 
 

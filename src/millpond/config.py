@@ -8,6 +8,7 @@ from typing import SupportsFloat
 from millpond.errors import ConfigError
 
 DTYPES = ("auto", "float32")
+SPECULATIVE = ("off", "ngram")
 MOST_BATCHED_TOKENS = 1 << 20  # a step has scratch for so many rows
 
 
@@ -18,6 +19,7 @@ class EngineConfig:
     dtype "auto" runs the checkpoint's own types through the fast kernels, "float32" computes everything
     in float32. watermark is the share of the pool held back from newcomers; watermark_blocks, where given,
     is that reserve in blocks and wins. kv_memory is in bytes. threads None means the cores this process may use.
+    speculative "ngram" tries up to speculative_tokens guesses a step for each request, looked up in its own text.
     """
 
     dtype: str = "auto"
@@ -31,13 +33,17 @@ class EngineConfig:
     watermark_blocks: int | None = None
     threads: int | None = None
     isa: str = "auto"
+    speculative: str = "off"
+    speculative_tokens: int = 8
     seed: int = 0
     audit: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+        if self.speculative not in SPECULATIVE:
+            raise ConfigError(f"speculative must be one of {', '.join(SPECULATIVE)}, got {self.speculative!r}")
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "speculative_tokens"):
             _check_int(name, getattr(self, name), 1)
         for name in ("max_model_len", "num_blocks", "kv_memory", "threads"):
             if getattr(self, name) is not None:

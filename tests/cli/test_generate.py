@@ -52,11 +52,10 @@ def test_every_sampling_flag_reaches_the_engine(engine):
 
 
 def test_every_engine_flag_reaches_the_engine(engine):
-    assert (
-        run(["generate", "x", "--model", "m.gguf", "--dtype", "float32", "--threads", "1", "--isa", "portable"], {})
-        == 0
-    )
-    assert engine.opened == [("m.gguf", EngineConfig(dtype="float32", threads=1, isa="portable"))]
+    flags = "--model m.gguf --dtype float32 --threads 1 --isa portable --speculative ngram --speculative-tokens 3"
+    assert run(["generate", "x", *flags.split()], {}) == 0
+    config = EngineConfig(dtype="float32", threads=1, isa="portable", speculative="ngram", speculative_tokens=3)
+    assert engine.opened == [("m.gguf", config)]
 
 
 def test_chat_sends_the_prompt_as_one_user_message(engine):

@@ -30,7 +30,8 @@ def test_it_serves_the_demo_model_on_loopback_by_default(engine, served):
 def test_every_engine_flag_reaches_the_engine(engine, served):
     flags = (
         "--dtype float32 --max-model-len 100 --max-num-seqs 3 --max-num-batched-tokens 30 --block-size 8 "
-        "--watermark 0.5 --watermark-blocks 2 --kv-memory 1M --threads 1 --isa portable --audit --seed 9"
+        "--watermark 0.5 --watermark-blocks 2 --kv-memory 1M --threads 1 --isa portable --audit --seed 9 "
+        "--speculative ngram --speculative-tokens 5"
     )
     assert run(["serve", "m.gguf", *flags.split()], {}) == 0
     config = EngineConfig(
@@ -42,6 +43,8 @@ def test_every_engine_flag_reaches_the_engine(engine, served):
         watermark=0.5,
         watermark_blocks=2,
         kv_memory=2**20,
+        speculative="ngram",
+        speculative_tokens=5,
         threads=1,
         isa="portable",
         audit=True,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from helpers import Loop, make_request, make_scheduler
+from helpers import Loop, ScriptedDrafter, make_request, make_scheduler
 from millpond.core.block_pool import blocks_for_length
 from millpond.core.request import RequestState
 from millpond.core.scheduler import Scheduler
@@ -23,10 +23,11 @@ class Explorer:
 
     sizes: dict
     shapes: list  # (prompt tokens, max_tokens) of each request, in arrival order
+    drafts: bool = False
     drains_to: dict = field(default_factory=dict)
 
     def explore(self):
-        start = Loop(make_scheduler(**self.sizes))
+        start = Loop(make_scheduler(**self.sizes, drafter=ScriptedDrafter() if self.drafts else None))
         seen = {self._key(start)}
         queue = deque([(start, ())])
         while queue:
@@ -79,6 +80,8 @@ class Explorer:
         loop.updates.clear()
         loop.runner.outputs.clear()
         loop.runner.admissions.clear()
+        if self.drafts:
+            loop.scheduler.drafter.learned.clear()
 
     def _key(self, loop):
         scheduler = loop.scheduler
@@ -101,13 +104,26 @@ CASES = [
 ]
 
 
-def explore_all():
-    return [Explorer(sizes, shapes).explore() for sizes, shapes in CASES]
+# With room to guess in: a block or two more, and more tokens to generate.
+DRAFT_CASES = [
+    ({"num_blocks": 5, "block_size": 1, "slots": 2, "reserve": 1}, [(1, 5), (2, 3), (1, 4)]),
+    ({"num_blocks": 4, "block_size": 2, "slots": 2, "reserve": 0, "budget": 3}, [(2, 6), (3, 4), (1, 5)]),
+    ({"num_blocks": 3, "block_size": 2, "slots": 3, "reserve": 2}, [(1, 6), (1, 5), (2, 4)]),
+]
+
+
+def explore_all(drafts=False):
+    return [Explorer(sizes, shapes, drafts).explore() for sizes, shapes in (DRAFT_CASES if drafts else CASES)]
 
 
 @pytest.mark.parametrize(("sizes", "shapes"), CASES)
 def test_every_reachable_state_keeps_the_invariants_and_drains(sizes, shapes):
     assert Explorer(sizes, shapes).explore() >= 50
+
+
+@pytest.mark.parametrize(("sizes", "shapes"), [*CASES, *DRAFT_CASES])
+def test_every_state_that_is_reachable_with_drafts_keeps_the_invariants_and_drains(sizes, shapes):
+    assert Explorer(sizes, shapes, drafts=True).explore() >= 30
 
 
 def without_waiver(monkeypatch):
@@ -166,3 +182,38 @@ def test_a_planted_fault_is_found_with_a_trace_to_it(monkeypatch, plant, finding
     plant(monkeypatch)
     with pytest.raises(AssertionError, match=rf"\[\('add', None\), .*\]: .*{finding}"):
         explore_all()
+
+
+def wrong_guesses_counted_as_computed(monkeypatch):
+    take_in = Scheduler._take_in
+
+    def take_all_in(self, request, token_ids):
+        num_drafts = len(request.draft_token_ids)
+        taken = take_in(self, request, token_ids)
+        request.num_computed_tokens += num_drafts - (len(taken) - 1 if num_drafts else 0)
+        return taken
+
+    monkeypatch.setattr(Scheduler, "_take_in", take_all_in)
+
+
+def blocks_of_wrong_guesses_kept(monkeypatch):
+    monkeypatch.setattr(Scheduler, "_trim", lambda self, request: None)
+
+
+def guesses_beyond_max_tokens(monkeypatch):
+    draft = ScriptedDrafter.draft
+    monkeypatch.setattr(ScriptedDrafter, "draft", lambda self, request, most, load: draft(self, request, 5, load))
+
+
+@pytest.mark.parametrize(
+    ("plant", "finding"),
+    [
+        (wrong_guesses_counted_as_computed, "INV-[36]"),
+        (blocks_of_wrong_guesses_kept, "INV-3"),
+        (guesses_beyond_max_tokens, "INV-[36]"),
+    ],
+)
+def test_a_fault_in_drafting_is_found_with_a_trace_to_it(monkeypatch, plant, finding):
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match=rf"\[\('add', None\), .*\]: .*{finding}"):
+        explore_all(drafts=True)

@@ -4,7 +4,7 @@ import pytest
 
 from helpers import Loop, ScriptedRunner, expected_output, make_request, make_scheduler
 from millpond.core.request import FinishReason, SamplingParams
-from millpond.core.step import RequestFault, SampledToken, StepResult
+from millpond.core.step import RequestFault, SampledTokens, StepResult
 from millpond.errors import ConfigError, InvariantError
 
 
@@ -44,7 +44,7 @@ def test_the_answer_is_there_in_the_step_of_its_last_token_not_at_the_release():
     loop = Loop(make_scheduler())
     loop.add(request := make_request("a", 6, 2))
     loop.steps(2)
-    assert (request.finish_reason, loop.updates[-1].token_id) == (FinishReason.LENGTH, request.output_token_ids[-1])
+    assert (request.finish_reason, loop.updates[-1].token_ids) == (FinishReason.LENGTH, (request.output_token_ids[-1],))
     assert loop.scheduler.pool.num_free < 8
     assert loop.scheduler.has_work
 
@@ -159,11 +159,11 @@ class TestUpdate:
         loop = Loop(make_scheduler())
         loop.add(make_request("b", 4), make_request("a", 4))
         output = loop.schedule()
-        updates = loop.scheduler.update(StepResult((SampledToken("a", 5), SampledToken("b", 6))))
+        updates = loop.scheduler.update(StepResult((SampledTokens("a", (5,)), SampledTokens("b", (6,)))))
         assert [each.request_id for each in output.scheduled] == ["b", "a"]
-        assert [(each.request.request_id, each.token_id, each.fault) for each in updates] == [
-            ("b", 6, None),
-            ("a", 5, None),
+        assert [(each.request.request_id, each.token_ids, each.fault) for each in updates] == [
+            ("b", (6,), None),
+            ("a", (5,), None),
         ]
 
     def test_a_chunk_that_does_not_sample_advances_and_has_no_record(self):
@@ -200,7 +200,7 @@ class TestUpdate:
         loop.add(request := make_request("a", 6))
         loop.schedule()
         (record,) = loop.scheduler.update(StepResult((), (RequestFault("a", "broken"),)))
-        assert (record.request, record.token_id, record.fault) == (request, None, "broken")
+        assert (record.request, record.token_ids, record.fault) == (request, (), "broken")
         assert request.finish_reason is FinishReason.ERROR
 
     @pytest.mark.parametrize(
@@ -218,11 +218,13 @@ class TestUpdate:
         loop = Loop(make_scheduler(budget=6))
         loop.add(a := make_request("a", 4), b := make_request("b", 4), make_request("c", 4))
         loop.schedule()
-        result = StepResult(tuple(SampledToken(*each) for each in sampled), tuple(RequestFault(r, "x") for r in faults))
+        result = StepResult(
+            tuple(SampledTokens(name, (token,)) for name, token in sampled), tuple(RequestFault(r, "x") for r in faults)
+        )
         with pytest.raises(InvariantError, match=message):
             loop.scheduler.update(result)
         assert [(each.num_computed_tokens, each.output_token_ids) for each in (a, b)] == [(0, []), (0, [])]
-        loop.scheduler.update(StepResult((SampledToken("a", 1),)))
+        loop.scheduler.update(StepResult((SampledTokens("a", (1,)),)))
         assert (a.num_computed_tokens, b.num_computed_tokens, a.output_token_ids) == (4, 2, [1])
 
     def test_a_second_result_for_a_step_is_refused(self):
@@ -230,7 +232,7 @@ class TestUpdate:
         loop.add(make_request("a"))
         loop.step()
         with pytest.raises(InvariantError, match="request a: has a result but was not scheduled"):
-            loop.scheduler.update(StepResult((SampledToken("a", 1),)))
+            loop.scheduler.update(StepResult((SampledTokens("a", (1,)),)))
 
     def test_a_step_in_flight_must_be_answered_before_the_next(self):
         loop = Loop(make_scheduler())

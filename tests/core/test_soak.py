@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from helpers import Loop, ScriptedRunner, expected_output, make_request, make_scheduler
+from helpers import Loop, ScriptedDrafter, ScriptedRunner, expected_output, make_request, make_scheduler
 from millpond.core.invariants import check_same_decisions
 from millpond.core.request import FinishReason, Request
 
@@ -19,6 +19,7 @@ class Soak:
     """One seeded run: arrivals, aborts at rest and in flight, faults, and stop tokens that the hash happens to hit."""
 
     seed: int
+    drafts: bool
     requests: dict[str, Request] = field(default_factory=dict)
 
     def run(self) -> Loop:
@@ -46,6 +47,7 @@ class Soak:
             slots=rng.randint(2, 6),
             budget=rng.choice([None, 1, 2, 3, 7, 16]),
             reserve=rng.randrange(num_blocks),
+            drafter=ScriptedDrafter() if self.drafts else None,
         )
         faults = {f"r{rng.randrange(NUM_REQUESTS)}": rng.randrange(3) for _ in range(3)}
         return Loop(scheduler, ScriptedRunner(block_size=block_size, faults=faults))
@@ -71,14 +73,18 @@ class Soak:
 
 
 @functools.cache
-def soaked(seed: int) -> tuple[Soak, Loop]:
-    soak = Soak(seed)
+def soaked(seed: int, drafts: bool) -> tuple[Soak, Loop]:
+    soak = Soak(seed, drafts)
     return soak, soak.run()
 
 
+with_and_without_drafts = pytest.mark.parametrize("drafts", [False, True])
+
+
+@with_and_without_drafts
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_request_ends_with_the_answer_it_would_have_had_alone(seed):
-    soak, loop = soaked(seed)
+def test_every_request_ends_with_the_answer_it_would_have_had_alone(seed, drafts):
+    soak, loop = soaked(seed, drafts)
     assert loop.scheduler.pool.num_free == loop.scheduler.pool.num_blocks
     assert sorted(loop.scheduler.free_slots) == list(range(loop.scheduler.max_num_seqs))
     for request in soak.requests.values():
@@ -90,9 +96,10 @@ def test_every_request_ends_with_the_answer_it_would_have_had_alone(seed):
             assert request.output_token_ids[-1] in request.stop_token_ids
 
 
-def test_the_soak_passes_through_every_rare_path():
+@with_and_without_drafts
+def test_the_soak_passes_through_every_rare_path(drafts):
     """A soak that never preempts or aborts would prove nothing."""
-    soaks, loops = zip(*(soaked(seed) for seed in SEEDS), strict=True)
+    soaks, loops = zip(*(soaked(seed, drafts) for seed in SEEDS), strict=True)
     reasons = {request.finish_reason for soak in soaks for request in soak.requests.values()}
     assert reasons == set(FinishReason)
     counters = [loop.scheduler.counters for loop in loops]
@@ -100,7 +107,11 @@ def test_the_soak_passes_through_every_rare_path():
     assert sum(each.thrashed_admissions for each in counters) > 50
     assert sum(not share.samples for loop in loops for output in loop.outputs for share in output.scheduled) > 1000
 
+    assert (sum(each.accepted_tokens for each in counters) > 500) is drafts
+    assert (sum(each.drafted_tokens - each.accepted_tokens for each in counters) > 500) is drafts
 
+
+@with_and_without_drafts
 @pytest.mark.parametrize("seed", range(5))
-def test_the_same_requests_in_the_same_order_give_the_same_decisions(seed):
-    check_same_decisions(soaked(seed)[1].outputs, Soak(seed).run().outputs)
+def test_the_same_requests_in_the_same_order_give_the_same_decisions(seed, drafts):
+    check_same_decisions(soaked(seed, drafts)[1].outputs, Soak(seed, drafts).run().outputs)

@@ -11,6 +11,7 @@ from typing import Any
 
 from millpond.core.request import FinishReason, SamplingParams
 from millpond.core.scheduler import Scheduler
+from millpond.core.speculation import Drafter
 from millpond.core.step import Runner, SchedulerOutput, StepResult
 from millpond.engine.engine import Engine
 from millpond.engine.outputs import RequestOutput
@@ -51,8 +52,16 @@ class Got:
         self.finish_reason = output.finish_reason
 
 
-def engine_over(base: Engine, *, wrap: Callable[[Runner], Runner] = lambda runner: runner, **sizes: int) -> Engine:
+def engine_over(
+    base: Engine,
+    *,
+    wrap: Callable[[Runner], Runner] = lambda runner: runner,
+    drafter: Drafter | None = None,
+    **sizes: int,
+) -> Engine:
     """A fresh engine with a scheduler of its own over the base's runner, its sizes at most the base's.
+
+    With a drafter, no more rows than the base has slots may sample in a step.
 
     They share the runner's K/V, so only one of them may have work at a time.
     """
@@ -64,6 +73,7 @@ def engine_over(base: Engine, *, wrap: Callable[[Runner], Runner] = lambda runne
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=config.max_model_len,
         watermark_blocks=config.watermark_blocks,
+        drafter=drafter,
     )
     return Engine(
         config=config,
@@ -109,7 +119,7 @@ class Recorder:
         result = self.inner.execute(output)
         self.num_steps += 1
         for each in result.sampled:
-            self.token_ids.setdefault(each.request_id, []).append(each.token_id)
+            self.token_ids.setdefault(each.request_id, []).extend(each.token_ids)
         return result
 
 

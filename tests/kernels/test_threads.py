@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import numba
 import numpy as np
@@ -16,11 +17,13 @@ from millpond.kernels.threads import (
     enter,
     leave,
     new_sync,
+    phases_walked,
     share_of,
     shared_items,
     start_phases,
     take,
     thread_count,
+    time_phases,
     usable_cores,
 )
 
@@ -134,7 +137,7 @@ def walk(sync, thread, taken, seen):
 def test_every_item_of_every_phase_is_taken_once_and_done_before_anyone_goes_on(team, items):
     phases = 40
     sync = new_sync(team)
-    sync[:] = -1  # leftovers of a step before
+    sync[:, :2] = -1  # leftovers of a step before
     start_phases(sync)
     taken, seen = np.zeros((phases, items), np.int64), np.zeros((team, phases), np.int64)
     walkers = [threading.Thread(target=walk, args=(sync, i, taken, seen[i])) for i in range(team)]
@@ -194,3 +197,45 @@ def test_what_two_threads_write_does_not_share_a_cache_line():
         phase = enter(sync, thread, 6)
         take(sync, thread, phase, 2, 1)
     assert (np.flatnonzero(sync.reshape(-1)) // CACHE_LINE).tolist() == [1, 2, 3, 4, 4, 5, 5, 6, 6]
+
+
+def clock() -> int:
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
+def nanoseconds(readings):
+    return (readings[:, 0] * 1_000_000_000 + readings[:, 1]).tolist()
+
+
+def test_a_timed_step_notes_when_it_began_and_when_each_phase_was_over():
+    sync, taken, readings = new_sync(2), np.zeros((5, 7), np.int64), np.zeros((6, 2), np.int64)
+    time_phases(sync, readings)
+    for _ in range(2):  # the second step's readings are its own
+        readings[:], before = 0, clock()
+        start_phases(sync)
+        walk(sync, 1, taken, np.zeros(5, np.int64))
+        times = [before, *nanoseconds(readings), clock()]
+        assert times == sorted(times)
+        assert phases_walked(sync) == 5
+
+
+def test_a_phase_is_over_when_the_first_thread_sees_it():
+    sync, readings = new_sync(2), np.zeros((2, 2), np.int64)
+    time_phases(sync, readings)
+    start_phases(sync)
+    enter(sync, 0, 0)
+    leave(sync, 0, 0)
+    first = readings[1].tolist()
+    assert first > [0, 0]
+    enter(sync, 1, 0)
+    leave(sync, 1, 0)
+    assert readings[1].tolist() == first
+
+
+def test_no_clock_is_read_where_phases_are_not_timed():
+    sync, taken, readings = new_sync(1), np.zeros((5, 7), np.int64), np.zeros((6, 2), np.int64)
+    time_phases(sync, readings)
+    time_phases(sync, None)
+    start_phases(sync)
+    walk(sync, 0, taken, np.zeros(5, np.int64))
+    assert not readings.any()

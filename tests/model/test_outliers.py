@@ -13,6 +13,7 @@ from millpond.model.outliers import (
     choose_channels,
     find_outliers,
     probe_tokens,
+    take_out,
 )
 
 GROUPS = 6
@@ -111,7 +112,10 @@ def test_the_probe_fills_the_descriptors_of_affine_layers_and_no_others():
             sums = (ctypes.c_float * (GROUPS * GROUP)).from_address(int(rows[i, MAGNITUDES]))
             sums[:] = magnitudes_with(**{f"c{channel}": 90}).tolist()
 
-    kept = find_outliers(list(zip(layers, rows, strict=True)), probe)
+    pairs = list(zip(layers, rows, strict=True))
+    kept = find_outliers(pairs, probe)
+    np.testing.assert_array_equal(rows, before)
+    take_out(pairs, kept)
     assert [address != 0 for address in seen] == [True, False, True]
     assert [channels.tolist() for channels in kept] == [[40], [7]]
     np.testing.assert_array_equal(rows[:, OUTLIER_COUNT], [1, 0, 1])

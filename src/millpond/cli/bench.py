@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millpond.cli import loading
+from millpond.cli import bench_kernels, loading
 from millpond.cli.options import (
     DEFAULT_MODEL,
     DEFAULTS,
@@ -49,6 +49,7 @@ def register(app: typer.Typer) -> None:
     group.callback(invoke_without_command=True)(bench)
     # \b keeps the lines of the help as they are written.
     group.command("engine", help=HELP.replace("decode  ", "\b\ndecode  ", 1), epilog=EXAMPLES)(engine)
+    bench_kernels.register(group)
     app.add_typer(group, name="bench")
 
 

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from millpond.cli import loading
-from millpond.cli.options import DEFAULT_MODEL, DEFAULTS, Dtype, Isa, MaxModelLen, ModelArgument, Threads, examples
+from millpond.cli.options import (
+    DEFAULT_MODEL,
+    DEFAULTS,
+    Dtype,
+    Isa,
+    MaxModelLen,
+    ModelArgument,
+    Speculative,
+    SpeculativeTokens,
+    Threads,
+    examples,
+)
 from millpond.cli.settings import Settings
 from millpond.cli.streaming import answer, chat_prompt, interrupt_flag, write_out
 from millpond.config import EngineConfig
@@ -153,9 +164,18 @@ def chat(
     max_model_len: MaxModelLen = None,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
+    speculative: Speculative = DEFAULTS.speculative,
+    speculative_tokens: SpeculativeTokens = DEFAULTS.speculative_tokens,
 ) -> None:
     sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    config = EngineConfig(dtype=dtype, max_model_len=max_model_len, threads=threads, isa=isa)
+    config = EngineConfig(
+        dtype=dtype,
+        max_model_len=max_model_len,
+        threads=threads,
+        isa=isa,
+        speculative=speculative,
+        speculative_tokens=speculative_tokens,
+    )
     engine = loading.open_engine(model, config, context.ensure_object(Settings))
     conversation = Conversation(engine, sampling, write_out, loading.notify, system)
     if sys.stdin.isatty():

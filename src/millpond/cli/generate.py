@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from millpond.cli import loading
-from millpond.cli.options import DEFAULT_MODEL, DEFAULTS, Dtype, Isa, ModelOption, Threads, examples
+from millpond.cli.options import (
+    DEFAULT_MODEL,
+    DEFAULTS,
+    Dtype,
+    Isa,
+    ModelOption,
+    Speculative,
+    SpeculativeTokens,
+    Threads,
+    examples,
+)
 from millpond.cli.settings import Settings
 from millpond.cli.streaming import answer, chat_prompt, write_out
 from millpond.config import EngineConfig
@@ -91,6 +101,8 @@ def generate(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-text token.")] = False,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
+    speculative: Speculative = DEFAULTS.speculative,
+    speculative_tokens: SpeculativeTokens = DEFAULTS.speculative_tokens,
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as one user message.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one object: text, prompt_token_ids, token_ids, finish_reason.")
@@ -106,7 +118,9 @@ def generate(
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
     )
-    config = EngineConfig(dtype=dtype, threads=threads, isa=isa)
+    config = EngineConfig(
+        dtype=dtype, threads=threads, isa=isa, speculative=speculative, speculative_tokens=speculative_tokens
+    )
     text = read_prompt(prompt, sys.stdin)
     engine = loading.open_engine(model, config, context.ensure_object(Settings))
     complete(engine, prompt_tokens(engine, text, chat), sampling, as_json, write_out)

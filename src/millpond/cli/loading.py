@@ -33,4 +33,4 @@ def open_engine(model: str, config: EngineConfig, settings: Settings) -> Engine:
     path = fetch_model(model, settings)
     from millpond.build import build_engine
 
-    return build_engine(str(path), config, notify=notify)
+    return build_engine(str(path), config, notify=notify, cache_dir=settings.cache_folder)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from millpond.config import DTYPES, EngineConfig
+from millpond.config import DTYPES, SPECULATIVE, EngineConfig
 
 DEFAULT_MODEL = "smollm2"
 DEFAULTS = EngineConfig()
@@ -87,3 +87,14 @@ KVMemory = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option("--threads", help="Threads to compute with [default: the usable cores]")]
 Isa = Annotated[str, typer.Option("--isa", help="Which kernels: auto, or one that `millpond doctor` lists.")]
+Speculative = Annotated[
+    str,
+    typer.Option(
+        "--speculative",
+        metavar="|".join(SPECULATIVE),
+        help="Guess tokens ahead from a request's own text, where that pays; no answer changes.",
+    ),
+]
+SpeculativeTokens = Annotated[
+    int, typer.Option("--speculative-tokens", help="Most guesses that a step tries for one request.")
+]

@@ -22,6 +22,8 @@ from millpond.cli.options import (
     MaxNumBatchedTokens,
     MaxNumSeqs,
     ModelArgument,
+    Speculative,
+    SpeculativeTokens,
     Threads,
     Watermark,
     WatermarkBlocks,
@@ -45,6 +47,7 @@ EXAMPLES = examples(
     "millpond serve smollm2 --port 9000",
     "millpond serve ./model.gguf --kv-memory 2G --max-num-seqs 32",
     "millpond serve smollm2 --watermark-blocks 8 --audit",
+    "millpond serve smollm2 --speculative ngram",
 )
 
 
@@ -69,6 +72,8 @@ def serve(
     kv_memory: KVMemory = None,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
+    speculative: Speculative = DEFAULTS.speculative,
+    speculative_tokens: SpeculativeTokens = DEFAULTS.speculative_tokens,
     audit: Annotated[bool, typer.Option("--audit", help="Check every invariant after every step (slow).")] = False,
     served_model_name: Annotated[
         str | None, typer.Option("--served-model-name", help="Name that clients use [default: MODEL as given]")
@@ -90,6 +95,8 @@ def serve(
         kv_memory=kv_memory,
         threads=threads,
         isa=isa,
+        speculative=speculative,
+        speculative_tokens=speculative_tokens,
         audit=audit,
         seed=seed,
     )

@@ -84,7 +84,7 @@ def _check_running_holds_its_length(scheduler: Scheduler) -> None:
     """Exactly its length once scheduled; between steps the newest token may still lack its block."""
     for request in scheduler.running:
         held, length = len(request.block_ids), request.num_tokens
-        need = blocks_for_length(length, scheduler.block_size)
+        need = blocks_for_length(length + len(request.draft_token_ids), scheduler.block_size)
         before = blocks_for_length(length - 1, scheduler.block_size)
         if held != need and (scheduler.step_is_in_flight or held != before):
             raise _broken(3, f"running request {request.request_id} of {length} tokens holds {held} blocks, not {need}")
@@ -160,14 +160,15 @@ class Auditor:
 
     def after_update(self, result: StepResult) -> None:
         """Check what a step's result did. Raises InvariantError."""
-        tokens = {each.request_id: each.token_id for each in result.sampled}
+        tokens = {each.request_id: each.token_ids for each in result.sampled}
         for each in self._in_flight:
             record = self._records[each.request_id]
             if record.request.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
                 continue
-            record.num_computed_tokens += len(each.token_ids)
-            if each.request_id in tokens:
-                record.output_token_ids.append(tokens[each.request_id])
+            given = tokens.get(each.request_id, ())
+            # A guess counts as computed once it was sampled; what lies behind an end was never given.
+            record.num_computed_tokens += len(each.token_ids) - each.num_drafts + max(0, len(given) - 1)
+            record.output_token_ids += given[: _num_kept(record.request, len(record.output_token_ids), len(given))]
             _check_tokens(record)
         self._in_flight = ()
         audit(self.scheduler)
@@ -204,14 +205,23 @@ def _check_share(record: _Record, each: ScheduledRequest) -> None:
     if start != record.num_computed_tokens:
         raise _broken(6, f"request {name} goes on at position {start}, not {record.num_computed_tokens}")
     tokens = (*record.request.prompt_token_ids, *record.output_token_ids)
-    end = start + len(each.token_ids)
-    if each.token_ids != tokens[start:end]:
-        raise _broken(6, f"request {name} runs {each.token_ids} at position {start}, not {tokens[start:end]}")
+    end = start + len(each.token_ids) - each.num_drafts
+    own = each.token_ids[: end - start]
+    if own != tokens[start:end]:
+        raise _broken(6, f"request {name} runs {own} at position {start}, not {tokens[start:end]}")
     if each.samples != (end == len(tokens)):
         raise _broken(6, f"request {name} has samples {each.samples} at position {end} of {len(tokens)}")
+    most = record.request.max_tokens - len(record.output_token_ids) - 1 if each.samples else 0
+    if each.num_drafts > most:
+        raise _broken(6, f"request {name} has {each.num_drafts} drafts, but room for {most}")
     told = None if each.admission is None else each.admission.prompt_token_ids + each.admission.output_token_ids
     if told != (tokens if start == 0 else None):
         raise _broken(6, f"request {name} starts at {start} of {tokens}, but the runner is told {told}")
+
+
+def _num_kept(request: Request, num_before: int, num_given: int) -> int:
+    """How many of a step's tokens a request keeps: all of them, unless one of them ended it; that one it keeps too."""
+    return max(1, request.num_output_tokens - num_before) if request.is_finished else num_given
 
 
 def _check_tokens(record: _Record) -> None:

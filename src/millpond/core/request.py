@@ -111,6 +111,7 @@ class Request:
     max_tokens, stop_token_ids and seed are resolved by the engine before the scheduler sees them:
     max_tokens fits the pool, stop_token_ids holds the end-of-text ids unless they are ignored.
     block_ids[i] holds the K/V of positions i * block_size to (i + 1) * block_size - 1.
+    draft_token_ids are guesses of the tokens to come, there while the step that tries them is in flight.
     """
 
     request_id: str
@@ -129,6 +130,7 @@ class Request:
     error: str | None = None
     num_preemptions: int = 0
     num_tokens_at_admission: int = 0
+    draft_token_ids: tuple[int, ...] = ()
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -1,7 +1,8 @@
 """The scheduler: who holds blocks and a slot, and which tokens each of them forwards in a step.
 
 There is no prefill phase and no decode phase: a step gives each running request some of the tokens that
-num_computed_tokens lacks to num_tokens, and that one rule is chunked prefill, decoding and resumption.
+num_computed_tokens lacks to num_tokens, and that one rule is chunked prefill, decoding and resumption. With a
+drafter, guesses of the tokens to come ride along, on what the step has left once everyone is served.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from millpond.core.block_pool import BlockPool, blocks_for_length, resolve_watermark_blocks
 from millpond.core.door import Door
 from millpond.core.request import FinishReason, Request, RequestState
+from millpond.core.speculation import Drafter, StepLoad
 from millpond.core.step import Admission, ScheduledRequest, SchedulerOutput, StepResult
 from millpond.errors import ConfigError, InvalidRequestError, InvariantError
 
@@ -23,7 +25,8 @@ class SchedulerCounters:
     """What has happened since the start.
 
     thrashed_admissions counts preemptions of a request that generated fewer than block_size tokens since it
-    was admitted. recomputed_tokens counts the positions that resumed requests prefill again.
+    was admitted. recomputed_tokens counts the positions that resumed requests prefill again. forward_tokens counts
+    drafted_tokens too; accepted_tokens are the drafts that turned out to be right.
     """
 
     iterations: int = 0
@@ -32,6 +35,8 @@ class SchedulerCounters:
     thrashed_admissions: int = 0
     forward_tokens: int = 0
     recomputed_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def recompute_share(self) -> float:
@@ -41,10 +46,10 @@ class SchedulerCounters:
 
 @dataclass(frozen=True, slots=True)
 class RequestUpdate:
-    """What a step gave one request: its new token, or the fault that ended it."""
+    """What a step gave one request: its new tokens, or the fault that ended it."""
 
     request: Request
-    token_id: int | None
+    token_ids: tuple[int, ...]
     fault: str | None = None
 
 
@@ -65,6 +70,7 @@ class Scheduler:
         max_num_batched_tokens: int | None,
         max_model_len: int,
         watermark_blocks: int,
+        drafter: Drafter | None = None,
     ) -> None:
         sizes = {"block_size": block_size, "max_num_seqs": max_num_seqs, "max_model_len": max_model_len}
         if max_num_batched_tokens is not None:
@@ -77,6 +83,7 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.watermark_blocks = resolve_watermark_blocks(num_blocks, 0.0, watermark_blocks)
+        self.drafter = drafter
         self.counters = SchedulerCounters()
         self.requests: dict[str, Request] = {}
         self.waiting: OrderedDict[str, Request] = OrderedDict()
@@ -135,6 +142,11 @@ class Scheduler:
         else:
             self._end(request, reason)
 
+    def drop(self, request_id: str, num_tokens: int) -> None:
+        """Take a request's newest tokens back: they came in one step with the one that ends it, and lie behind."""
+        output = self._known(request_id).output_token_ids
+        del output[len(output) - num_tokens :]
+
     def fail(self, request_ids: Iterable[str], message: str) -> None:
         """End those of the requests that are unfinished with an error: what to do when a step raised.
 
@@ -151,6 +163,8 @@ class Scheduler:
         for request in self.finished:
             self._give_back(request)
             del self.requests[request.request_id]
+            if self.drafter is not None:
+                self.drafter.forget(request.request_id)
         self.finished.clear()
         return released
 
@@ -170,28 +184,50 @@ class Scheduler:
         return SchedulerOutput(step, tuple(each for each, _ in self._in_flight), admitted, preempted, released)
 
     def update(self, result: StepResult) -> tuple[RequestUpdate, ...]:
-        """Take in a step's result: one record for each request that got a token or a fault, in schedule order.
+        """Take in a step's result: one record for each request that got tokens or a fault, in schedule order.
 
         Results of requests that ended while the step ran are dropped. Raises InvariantError, and changes
         nothing, when the result does not answer the step in flight.
         """
         in_flight = self._in_flight
-        token_of, fault_of = _checked(in_flight, result)
+        tokens_of, fault_of = _checked(in_flight, result)
         self._in_flight = ()
         updates = []
         for each, request in in_flight:
             if request.is_finished:
                 continue
-            token_id, fault = token_of.get(each.request_id), fault_of.get(each.request_id)
+            token_ids, fault = tokens_of.get(each.request_id, ()), fault_of.get(each.request_id)
             if fault is not None:
                 self._end(request, FinishReason.ERROR, fault)
             else:
-                request.num_computed_tokens += len(each.token_ids)
-            if token_id is not None:
-                self._append(request, token_id)
-            if token_id is not None or fault is not None:
-                updates.append(RequestUpdate(request, token_id, fault))
+                request.num_computed_tokens += len(each.token_ids) - each.num_drafts
+            if token_ids:
+                updates.append(RequestUpdate(request, self._take_in(request, token_ids)))
+            elif fault is not None:
+                updates.append(RequestUpdate(request, (), fault))
         return tuple(updates)
+
+    def _take_in(self, request: Request, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Append sampled tokens up to the one that ends the request; returns those that count."""
+        num_drafted, before = len(request.draft_token_ids), request.num_output_tokens
+        for token_id in token_ids:
+            self._append(request, token_id)
+            if request.is_finished:
+                break
+        taken = tuple(request.output_token_ids[before:])
+        if self.drafter is not None and num_drafted:
+            request.draft_token_ids = ()
+            request.num_computed_tokens += len(taken) - 1
+            self.counters.accepted_tokens += len(taken) - 1
+            self.drafter.learn(request, num_drafted, len(taken) - 1)
+            self._trim(request)
+        return taken
+
+    def _trim(self, request: Request) -> None:
+        """Give back the blocks that only wrong guesses had asked for."""
+        keep = blocks_for_length(request.num_computed_tokens, self.block_size)
+        self.pool.release(request.block_ids[keep:])
+        del request.block_ids[keep:]
 
     def _known(self, request_id: str) -> Request:
         if request_id not in self.requests:
@@ -294,18 +330,35 @@ class Scheduler:
     def _plan_all(self) -> tuple[tuple[ScheduledRequest, Request], ...]:
         """Hand out the budget, oldest first. All but the youngest lack less than the budget (see _admit)."""
         left = self.max_num_batched_tokens
-        plans = []
+        shares = []
         for request in self.running:
             missing = _missing_tokens(request)
             share = missing if left is None else min(missing, left)
             left = None if left is None else left - share
-            plans.append((self._plan(request, share), request))
-        return tuple(plans)
+            shares.append((request, share))
+        self._draft([request for request, share in shares if share == _missing_tokens(request)], left)
+        return tuple((self._plan(request, share), request) for request, share in shares)
+
+    def _draft(self, sampling: list[Request], left: int | None) -> None:
+        """Guess on, oldest first, within the budget that is left, the free blocks, and what each may still generate."""
+        if self.drafter is None:
+            return
+        load = StepLoad(len(sampling), len(sampling))
+        for request in sampling:
+            room = (len(request.block_ids) + self.pool.num_free) * self.block_size - request.num_tokens
+            most = min(room, request.max_tokens - request.num_output_tokens - 1)
+            most = most if left is None else min(most, left)
+            drafts = self.drafter.draft(request, most, load) if most > 0 else ()
+            need = blocks_for_length(request.num_tokens + len(drafts), self.block_size)
+            request.block_ids += self.pool.allocate(need - len(request.block_ids)) or ()
+            request.draft_token_ids = drafts
+            self.counters.drafted_tokens += len(drafts)
+            left = None if left is None else left - len(drafts)
 
     def _plan(self, request: Request, share: int) -> ScheduledRequest:
-        first = request.num_computed_tokens
+        first, drafts = request.num_computed_tokens, request.draft_token_ids
         end = first + share
-        self.counters.forward_tokens += share
+        self.counters.forward_tokens += share + len(drafts)
         if request.num_preemptions:
             self.counters.recomputed_tokens += max(0, min(end, request.num_tokens_at_admission) - first)
         if request.slot is None:
@@ -314,11 +367,12 @@ class Scheduler:
             request_id=request.request_id,
             slot=request.slot,
             first_position=first,
-            token_ids=request.token_ids_between(first, end),
+            token_ids=request.token_ids_between(first, end) + drafts,
             block_ids=tuple(request.block_ids),
             samples=end == request.num_tokens,
             output_position=request.num_output_tokens,
             admission=_admission(request) if first == 0 else None,
+            num_drafts=len(drafts),
         )
 
     def _blocks_needed(self, request: Request) -> int:
@@ -335,22 +389,29 @@ def _admission(request: Request) -> Admission:
 
 def _checked(
     in_flight: tuple[tuple[ScheduledRequest, Request], ...], result: StepResult
-) -> tuple[dict[str, int], dict[str, str]]:
+) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """Tokens and faults by request id, each scheduled sample answered once. Raises InvariantError otherwise."""
-    samples = {each.request_id: each.samples for each, _ in in_flight}
-    token_of = {each.request_id: each.token_id for each in result.sampled}
+    scheduled = {each.request_id: each for each, _ in in_flight}
+    tokens_of = {each.request_id: each.token_ids for each in result.sampled}
     fault_of = {each.request_id: each.message for each in result.faults}
     answers = [each.request_id for each in result.sampled] + [each.request_id for each in result.faults]
-    answered = token_of.keys() | fault_of.keys()
+    answered = tokens_of.keys() | fault_of.keys()
     if len(answers) != len(answered):
         raise InvariantError(f"a step's result answers a request twice: {sorted(answers)}")
     for request_id in answers:
-        if request_id not in samples:
+        if request_id not in scheduled:
             raise InvariantError(f"request {request_id}: has a result but was not scheduled in this step")
-    for request_id in token_of:
-        if not samples[request_id]:
-            raise InvariantError(f"request {request_id}: has a token but was scheduled without sampling")
+    for request_id, token_ids in tokens_of.items():
+        _check_tokens(scheduled[request_id], token_ids)
     for each, request in in_flight:
         if each.samples and not request.is_finished and each.request_id not in answered:
             raise InvariantError(f"request {each.request_id}: scheduled to sample, got neither a token nor a fault")
-    return token_of, fault_of
+    return tokens_of, fault_of
+
+
+def _check_tokens(each: ScheduledRequest, token_ids: tuple[int, ...]) -> None:
+    if not each.samples:
+        raise InvariantError(f"request {each.request_id}: has a token but was scheduled without sampling")
+    drafts = each.token_ids[len(each.token_ids) - each.num_drafts :]
+    if not token_ids or token_ids[:-1] != drafts[: len(token_ids) - 1]:
+        raise InvariantError(f"request {each.request_id}: has tokens {token_ids} behind the drafts {drafts}")

@@ -24,6 +24,8 @@ class ScheduledRequest:
 
     block_ids is the whole block table. samples says that the last position's logits give the next
     token, whose index among the outputs is output_position (the key of its random draw).
+    The last num_drafts of token_ids are guesses of the tokens to come: each of them, and the token before the first,
+    is sampled behind, as long as the guesses are right.
     admission is set in the first step after the request took its slot, and only then.
     """
 
@@ -35,6 +37,7 @@ class ScheduledRequest:
     samples: bool
     output_position: int
     admission: Admission | None = None
+    num_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +56,11 @@ class SchedulerOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledTokens:
+    """What one request got: a token, and one more for each of its drafts that was the token before it."""
+
     request_id: str
-    token_id: int
+    token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +73,23 @@ class RequestFault:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the forward gave: one sampled token for each scheduled request with `samples`, less the faults."""
+    """What the forward gave: the tokens of each scheduled request with `samples`, less the faults."""
 
-    sampled: tuple[SampledToken, ...]
+    sampled: tuple[SampledTokens, ...]
     faults: tuple[RequestFault, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(each.token_ids) for each in self.sampled)
 
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """One step in numbers, for metrics, the log and the lab. Times are seconds of the injected clock."""
+    """One step in numbers, for metrics, the log and the lab. Times are seconds of the injected clock.
+
+    num_tokens counts the positions forwarded, num_drafted of them guesses; num_sampled the tokens that came out of
+    them, num_accepted of them thanks to a guess.
+    """
 
     step: int
     num_scheduled: int
@@ -90,6 +103,8 @@ class StepStats:
     schedule_seconds: float
     execute_seconds: float
     update_seconds: float
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 class Runner(Protocol):

@@ -22,9 +22,8 @@ class Answer:
     def stopped(self) -> bool:
         return self._stops is not None and self._stops.stopped
 
-    def push(self, token_id: int) -> str:
-        """The text that this token makes certain; a token that ends the answer leaves nothing held back."""
-        reason = self.request.finish_reason
+    def push(self, token_id: int, reason: FinishReason | None) -> str:
+        """The text that this token makes certain; one that ends the answer, for a reason, leaves nothing held back."""
         text = "" if self._is_hidden_end(reason) else self._detokenizer.push([token_id])
         if reason is not None:
             text += self._detokenizer.finish()

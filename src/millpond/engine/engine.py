@@ -116,7 +116,7 @@ class Engine:
             self._auditor.after_update(result or StepResult(()))
         if self.observer is not None:
             times = (scheduled - started, executed - scheduled, self._clock() - executed)
-            self.observer(self._stats(plan, len(result.sampled) if result else 0, times))
+            self.observer(self._stats(plan, result or StepResult(()), times))
         return outputs
 
     def _execute(self, plan: SchedulerOutput) -> StepResult | None:
@@ -139,20 +139,31 @@ class Engine:
 
     def _output(self, update: RequestUpdate) -> RequestOutput:
         answer = self._answers[update.request.request_id]
-        if update.token_id is None:
+        if not update.token_ids:
             return self._ended(answer)
-        text = self._text(answer, update.token_id)
+        num_tokens, text = self._text(answer, update.token_ids)
+        self.scheduler.drop(update.request.request_id, len(update.token_ids) - num_tokens)
         if answer.stopped and update.request.finish_reason is not FinishReason.STOP:
             self.scheduler.finish(update.request.request_id, FinishReason.STOP)
         if update.request.is_finished:
             del self._answers[update.request.request_id]
-        return answer.output((update.token_id,), text)
+        return answer.output(update.token_ids[:num_tokens], text)
 
-    def _text(self, answer: Answer, token_id: int) -> str:
+    def _text(self, answer: Answer, token_ids: tuple[int, ...]) -> tuple[int, str]:
+        """The text of a step's tokens, and how many of them there are up to the one that ends the answer."""
+        text = ""
+        for count, token_id in enumerate(token_ids, 1):
+            is_last = count == len(token_ids)
+            text += self._text_of_one(answer, token_id, answer.request.finish_reason if is_last else None)
+            if answer.stopped or answer.request.error is not None:
+                return count, text
+        return len(token_ids), text
+
+    def _text_of_one(self, answer: Answer, token_id: int, reason: FinishReason | None) -> str:
         """The text of one token. A fault in making it ends this request with an error, and no other."""
         request = answer.request
         try:
-            return answer.push(token_id)
+            return answer.push(token_id, reason)
         except Exception:
             logger.exception("the text of request %s could not be made", request.request_id)
             message = "the text of this answer could not be made"
@@ -164,12 +175,12 @@ class Engine:
         del self._answers[answer.request.request_id]
         return answer.output((), answer.finish())
 
-    def _stats(self, plan: SchedulerOutput, num_sampled: int, times: tuple[float, float, float]) -> StepStats:
+    def _stats(self, plan: SchedulerOutput, result: StepResult, times: tuple[float, float, float]) -> StepStats:
         return StepStats(
             step=plan.step,
             num_scheduled=len(plan.scheduled),
             num_tokens=plan.num_tokens,
-            num_sampled=num_sampled,
+            num_sampled=result.num_tokens,
             num_running=self.scheduler.num_running,
             num_waiting=self.scheduler.num_waiting,
             free_blocks=self.scheduler.pool.num_free,
@@ -178,4 +189,6 @@ class Engine:
             schedule_seconds=times[0],
             execute_seconds=times[1],
             update_seconds=times[2],
+            num_drafted=sum(each.num_drafts for each in plan.scheduled),
+            num_accepted=result.num_tokens - len(result.sampled),
         )

@@ -16,11 +16,12 @@ import platformdirs
 SOURCE_FOLDERS = ("kernels", "model", "runner")
 
 
-def source_hash() -> str:
-    """Hash of every source that ends up in compiled code, and of the versions that compile it."""
+def source_hash(folders: tuple[str, ...] = SOURCE_FOLDERS) -> str:
+    """Hash of every source in the folders, by default of all that ends up in compiled code, and of the versions that
+    compile it."""
     package = Path(__file__).parent.parent
     digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__} {numpy.__version__}".encode())
-    for folder in SOURCE_FOLDERS:
+    for folder in folders:
         for path in sorted((package / folder).glob("*.py")):
             digest.update(path.name.encode())
             digest.update(path.read_bytes())

@@ -1,7 +1,8 @@
 """Weights into the layouts of the tiles (drawn in matmul.py). The arrays live as long as the Packed that holds them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +10,23 @@ from numpy.typing import NDArray
 from millpond.kernels.matmul import BF16, COLUMNS, F32_WEIGHTS, GROUP, U4, U8
 
 LINE = 64  # bytes of a cache line
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What decides the arrays of a packed layer: its kind of tile, its outputs and its inputs."""
+
+    kind: int
+    columns: int
+    depth: int
+
+    def arrays(self) -> list[tuple[type[np.generic], tuple[int, ...]]]:
+        """The types and shapes of the weights and, where the kind has them, of the scales."""
+        tiles = padded(self.columns) // COLUMNS
+        if self.kind == F32_WEIGHTS:
+            return [(np.float32, (tiles, self.depth, COLUMNS))]
+        weights = (np.uint32, (tiles, self.depth // {U4: 8, U8: 4, BF16: 2}[self.kind], COLUMNS))
+        return [weights] if self.kind == BF16 else [weights, (np.uint16, (tiles, self.depth // GROUP, 2, COLUMNS))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,25 +44,44 @@ class Packed:
         scales = 0 if self.scales is None else self.scales.ctypes.data
         return [self.kind, padded(self.columns), self.depth, self.weights.ctypes.data, scales, 0, 0, 0, 0]
 
+    def copy_from(self, other: "Packed") -> None:
+        """Take over the values of another layer of the same form."""
+        self.weights[...] = other.weights
+        if self.scales is not None:
+            self.scales[...] = other.scales
 
-def side_by_side(layers: Sequence[Packed]) -> list[Packed]:
-    """The same layers in one run of memory, in order: large enough for the system to back it with huge pages."""
-    arrays = [array for layer in layers for array in (layer.weights, layer.scales) if array is not None]
-    ends = np.cumsum([-(-array.nbytes // LINE) * LINE for array in arrays])
-    room = np.empty(int(ends[-1]) + LINE, np.uint8)
+
+def size_side_by_side(forms: Sequence[Form]) -> int:
+    """Bytes that layers of these forms take in one run of memory."""
+    return sum(_size(*each) for form in forms for each in form.arrays())
+
+
+def side_by_side(forms: Sequence[Form], room: NDArray[np.uint8]) -> list[Packed]:
+    """Layers of these forms as views of one run of memory, in order, each array on a cache line of its own.
+
+    One run is large enough for the system to back it with huge pages.
+    """
+    layers, start = [], 0
+    for form in forms:
+        arrays = []
+        for kind, shape in form.arrays():
+            end = start + prod(shape) * np.dtype(kind).itemsize
+            arrays.append(room[start:end].view(kind).reshape(shape))
+            start += _size(kind, shape)
+        layers.append(Packed(form.kind, form.columns, form.depth, *arrays))
+    return layers
+
+
+def empty_room(num_bytes: int) -> NDArray[np.uint8]:
+    """Memory that begins on a cache line."""
+    room = np.empty(num_bytes + LINE, np.uint8)
     first = -room.ctypes.data % LINE
-    starts = iter([first, *(first + ends[:-1])])
+    return room[first : first + num_bytes]
 
-    def moved(array: NDArray[np.generic]) -> NDArray[np.generic]:
-        start = int(next(starts))
-        place = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-        place[...] = array
-        return place
 
-    return [
-        replace(layer, weights=moved(layer.weights), scales=None if layer.scales is None else moved(layer.scales))
-        for layer in layers
-    ]
+def _size(kind: type[np.generic], shape: tuple[int, ...]) -> int:
+    """Bytes of an array, up to a whole number of cache lines."""
+    return -(-prod(shape) * np.dtype(kind).itemsize // LINE) * LINE
 
 
 def padded(columns: int) -> int:

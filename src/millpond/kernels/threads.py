@@ -9,6 +9,7 @@ catches up without holding the others back. Which thread does an item never chan
 import os
 import platform
 import sys
+import time
 from pathlib import Path
 
 import numba
@@ -20,9 +21,10 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from millpond.errors import ConfigError
-from millpond.kernels.simd import I32, I64, address
+from millpond.kernels.simd import I32, I64, address, int_at
 
 CACHE_LINE = 8  # int64 per 64 bytes
+CLOCK = getattr(time, "CLOCK_MONOTONIC", -1)
 # A wait begins as a spin, for the other thread is nearly always about to finish. Then it offers its core every
 # SPINS_PER_YIELD spins, in case the other thread is queued behind it; and at last it naps, so that the core falls idle
 # and the system moves over who waits for one elsewhere.
@@ -149,15 +151,43 @@ def new_sync(threads: int) -> NDArray[np.int64]:
 
     Line 0 counts the items done since the step began. Line 1 + t is thread t's share of the phase that it is in: the
     phase's number times 2**32, plus how many items of the share are taken. Line 1 + threads + t is thread t's own: its
-    phase, and the count of items done at which that is over.
+    phase, the count of items done at which that is over, and where its clock is noted (time_phases).
     """
     return np.zeros((2 * threads + 1, CACHE_LINE), np.int64)
+
+
+@intrinsic
+def clock_into(typingctx, where):
+    """Put the system's steady clock, two int64 (seconds, nanoseconds), at an address; nothing where there is none."""
+
+    def codegen(context, builder, signature, args):
+        if CLOCK >= 0:
+            function = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(I32, [I32, I64.as_pointer()]), "clock_gettime"
+            )
+            builder.call(function, [I32(CLOCK), builder.inttoptr(args[0], I64.as_pointer())])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+def time_phases(sync: NDArray[np.int64], readings: NDArray[np.int64] | None) -> None:
+    """From now on, steps note in readings, zeros [phases + 1, 2], when they began and when each phase was over, in
+    seconds and nanoseconds of time.CLOCK_MONOTONIC: a clock reading for each phase. None ends that."""
+    sync[len(sync) // 2 + 1 :, 2] = 0 if readings is None else readings.ctypes.data
+
+
+def phases_walked(sync: NDArray[np.int64]) -> int:
+    """How many phases the last step had."""
+    return int(sync[-1, 0])
 
 
 @njit(cache=True, nogil=True)
 def start_phases(sync):
     """Set everything to 0, before the threads start (a function of its own, or Numba makes it a parallel loop)."""
-    sync[:] = 0
+    sync[:, :2] = 0
+    if sync[-1, 2]:
+        clock_into(sync[-1, 2])
 
 
 @njit(cache=True, nogil=True)
@@ -195,10 +225,10 @@ def take(sync, owner, phase, share, count):
 @njit(cache=True, nogil=True)
 def leave(sync, thread, done):
     """Say that this thread did so many items of its phase, and return once all items of the phase are done."""
-    where, spins = address(sync), 0
+    where, spins, own = address(sync), 0, sync[len(sync) // 2 + 1 + thread]
     if done:
         atomic_add(where, done)
-    while atomic_load(where) < sync[len(sync) // 2 + 1 + thread, 1]:
+    while atomic_load(where) < own[1]:
         relax()
         spins += 1
         if spins > SPINS_BEFORE_YIELD and spins % SPINS_PER_YIELD == 0:
@@ -206,6 +236,10 @@ def leave(sync, thread, done):
                 give_way()
             else:
                 nap(NAP_MICROSECONDS)
+    if own[2]:
+        reading = own[2] + 16 * own[0]
+        if int_at(reading) == 0:  # the first thread to see that the phase is over
+            clock_into(reading)
 
 
 @njit(nogil=True)  # not cached: Numba cannot call a generator that it has loaded; in its callers' cache it is whole

@@ -30,6 +30,7 @@ LAYOUTS = {
 }
 # The unsigned code that means 0, for the types that have no minimum.
 ZEROS = {GGMLType.Q4_0: 8, GGMLType.Q5_0: 16, GGMLType.Q8_0: 128}
+FOUR_BITS = {GGMLType.Q4_0, GGMLType.Q4_1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,13 @@ def dequantize(tensor: GGUFTensor) -> NDArray[np.float32]:
     return values.reshape(tensor.shape)
 
 
+def affine_bits(kind: GGMLType) -> int | None:
+    """The bits of a code in the affine form of a type, or None for F32, F16 and BF16."""
+    if kind not in LAYOUTS:
+        return None
+    return 4 if kind in FOUR_BITS else 8
+
+
 def to_affine(tensor: GGUFTensor) -> AffineWeights | None:
     """The weights as unsigned codes in groups of 32, or None for F32, F16 and BF16.
 
@@ -76,7 +84,7 @@ def to_affine(tensor: GGUFTensor) -> AffineWeights | None:
         codes=_codes(tensor.type, blocks).reshape(tensor.shape),
         scale=scale.reshape(groups),
         offset=_offset(tensor, blocks, scale).reshape(groups),
-        bits=4 if tensor.type in (GGMLType.Q4_0, GGMLType.Q4_1) else 8,
+        bits=4 if tensor.type in FOUR_BITS else 8,
     )
 
 

@@ -25,22 +25,33 @@ def probe_tokens(vocab_size: int) -> list[int]:
 def find_outliers(
     descriptors: Sequence[tuple[Packed, NDArray[np.int64]]], probe: Callable[[], None]
 ) -> list[NDArray[np.int64]]:
-    """Fill in the outlier fields of the descriptors (rows of int64, changed in place) from what `probe` runs through.
+    """The channels of every affine layer, in order, from what `probe` runs through.
 
-    Returns the arrays that the descriptors point to, which must outlive them.
+    The rows of the descriptors (int64) are changed while it runs.
     """
-    affine = [(layer, row) for layer, row in descriptors if layer.scales is not None]
+    affine = affine_layers(descriptors)
     magnitudes = [np.zeros(layer.depth, np.float32) for layer, _ in affine]
     for (_, row), sums in zip(affine, magnitudes, strict=True):
         row[MAGNITUDES] = sums.ctypes.data
     if affine:
         probe()
-    kept = []
-    for (layer, row), sums in zip(affine, magnitudes, strict=True):
-        channels = choose_channels(sums, _group_weights(layer))
-        row[MAGNITUDES], row[OUTLIER_COUNT], row[OUTLIERS] = 0, len(channels), channels.ctypes.data
-        kept.append(channels)
-    return kept
+    for _, row in affine:
+        row[MAGNITUDES] = 0
+    pairs = zip(affine, magnitudes, strict=True)
+    return [choose_channels(sums, _group_weights(layer)) for (layer, _), sums in pairs]
+
+
+def take_out(descriptors: Sequence[tuple[Packed, NDArray[np.int64]]], outliers: Sequence[NDArray[np.int64]]) -> None:
+    """Fill in the outlier fields of the descriptors of affine layers; the channels' arrays must outlive them."""
+    for (_, row), channels in zip(affine_layers(descriptors), outliers, strict=True):
+        row[OUTLIER_COUNT], row[OUTLIERS] = len(channels), channels.ctypes.data
+
+
+def affine_layers(
+    descriptors: Sequence[tuple[Packed, NDArray[np.int64]]],
+) -> list[tuple[Packed, NDArray[np.int64]]]:
+    """Those that have scales; the others are not quantised and have no outliers."""
+    return [(layer, row) for layer, row in descriptors if layer.scales is not None]
 
 
 def choose_channels(magnitudes: NDArray[np.float32], group_weights: NDArray[np.float32]) -> NDArray[np.int64]:

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.errors import ModelFileError
-from millpond.kernels.matmul import BF16, F32_WEIGHTS, UNIT
-from millpond.kernels.pack import Packed, pack_affine, pack_float, side_by_side
-from millpond.load.dequantize import dequantize, to_affine
+from millpond.kernels.matmul import BF16, F32_WEIGHTS, U4, U8, UNIT
+from millpond.kernels.pack import Form, Packed, empty_room, pack_affine, pack_float, side_by_side, size_side_by_side
+from millpond.load.dequantize import affine_bits, dequantize, to_affine
 from millpond.load.gguf import GGUFFile, GGUFTensor
 from millpond.model.config import ModelConfig
 
@@ -18,7 +18,8 @@ from millpond.model.config import ModelConfig
 class LlamaWeights:
     """layers[i] = [q k v, o, gate up, down]; norms: float32 [2 * layers + 1, hidden].
 
-    rope_factors, float32 [head_dim / 2] where the file has them, divide the rotation's frequencies.
+    rope_factors, float32 [head_dim / 2] where the file has them, divide the rotation's frequencies. room is the run of
+    memory that all packed layers lie in. outliers: the channels of each affine layer, in order, where they are known.
     """
 
     embedding: Packed
@@ -26,12 +27,47 @@ class LlamaWeights:
     layers: tuple[tuple[Packed, ...], ...]
     norms: NDArray[np.float32]
     rope_factors: NDArray[np.float32] | None
+    room: NDArray[np.uint8]
+    outliers: tuple[NDArray[np.int64], ...] | None = None
+
+    @property
+    def packed(self) -> list[Packed]:
+        """Every layer that is held, in the order in which they lie in the room."""
+        layers = [each for layer in self.layers for each in layer]
+        return [*layers, self.embedding] if self.head is self.embedding else [*layers, self.embedding, self.head]
 
     @property
     def kinds(self) -> frozenset[int]:
         """The kinds of tile that the model needs."""
-        layers = (each for layer in self.layers for each in layer)
-        return frozenset(each.kind for each in (self.embedding, self.head, *layers))
+        return frozenset(each.kind for each in self.packed)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """One linear layer of a file: its tensors stacked by rows, then put in an order (-1: a row of zeros)."""
+
+    tensors: tuple[GGUFTensor, ...]
+    order: NDArray[np.int64] | None = None
+
+    def form(self, dtype: str) -> Form:
+        """Affine where all tensors are quantised, else bfloat16; float32 on request, and where quantised tensors stand
+        among others (bfloat16 would round them)."""
+        bits = [affine_bits(each.type) for each in self.tensors]
+        quantised = [each for each in bits if each is not None]
+        rows, depth = sum(each.shape[0] for each in self.tensors), self.tensors[0].shape[1]
+        columns = rows if self.order is None else len(self.order)
+        if dtype == "float32" or 0 < len(quantised) < len(bits):
+            return Form(F32_WEIGHTS, columns, depth)
+        return Form((U4 if max(quantised) == 4 else U8) if quantised else BF16, columns, depth)
+
+    def pack(self, form: Form) -> Packed:
+        """The layer in that form."""
+        if form.kind in (BF16, F32_WEIGHTS):
+            return pack_float(_take([dequantize(each) for each in self.tensors], self.order), form.kind)
+        parts = [each for each in map(to_affine, self.tensors) if each is not None]
+        groups = zip(*((a.codes, a.scale, a.offset) for a in parts), strict=True)
+        columns = [_take(group, self.order) for group in groups]
+        return pack_affine(*columns, bits=4 if form.kind == U4 else 8)
 
 
 def load_weights(file: GGUFFile, config: ModelConfig, dtype: str) -> LlamaWeights:
@@ -39,19 +75,27 @@ def load_weights(file: GGUFFile, config: ModelConfig, dtype: str) -> LlamaWeight
 
     Raises ModelFileError naming the tensor that is missing, unknown, or not of the shape that the figures ask for.
     """
-    shapes = expected_shapes(config)
-    check_tensors(file, shapes, config)
+    linears = linear_layers(file, config)
+    forms = [each.form(dtype) for each in linears]
+    weights = assemble(file, config, forms, empty_room(size_side_by_side(forms)))
+    for place, linear, form in zip(weights.packed, linears, forms, strict=True):
+        place.copy_from(linear.pack(form))
+    return weights
+
+
+def assemble(file: GGUFFile, config: ModelConfig, forms: Sequence[Form], room: NDArray[np.uint8]) -> LlamaWeights:
+    """The weights over a run of memory that holds, or is to hold, layers of these forms."""
     tensors = file.tensors
-    layers = [_load_layer(file, config, f"blk.{i}.", dtype) for i in range(config.num_layers)]
-    embedding = _pack([tensors["token_embd.weight"]], dtype)
-    head = _pack([tensors["output.weight"]], dtype) if "output.weight" in tensors else embedding
+    packed = side_by_side(forms, room)
     names = [f"blk.{i}.{name}" for i in range(config.num_layers) for name in ("attn_norm.weight", "ffn_norm.weight")]
-    norms = np.stack([dequantize(tensors[name]) for name in [*names, "output_norm.weight"]])
-    factors = dequantize(tensors["rope_freqs.weight"]) if "rope_freqs.weight" in tensors else None
-    own = [embedding] if head is embedding else [embedding, head]
-    placed = side_by_side([each for layer in layers for each in layer] + own)
-    placed_layers = tuple(tuple(placed[4 * i : 4 * i + 4]) for i in range(config.num_layers))
-    return LlamaWeights(placed[4 * config.num_layers], placed[-1], placed_layers, norms, factors)
+    return LlamaWeights(
+        embedding=packed[4 * config.num_layers],
+        head=packed[-1],
+        layers=tuple(tuple(packed[4 * i : 4 * i + 4]) for i in range(config.num_layers)),
+        norms=np.stack([dequantize(tensors[name]) for name in [*names, "output_norm.weight"]]),
+        rope_factors=dequantize(tensors["rope_freqs.weight"]) if "rope_freqs.weight" in tensors else None,
+        room=room,
+    )
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -92,18 +136,25 @@ def check_tensors(file: GGUFFile, shapes: dict[str, tuple[int, ...]], config: Mo
         raise ModelFileError(f"{file.path.name}: tensor {unknown[0]!r} is not part of a plain Llama model")
 
 
-def _load_layer(file: GGUFFile, config: ModelConfig, prefix: str, dtype: str) -> tuple[Packed, Packed, Packed, Packed]:
-    def tensor(name: str) -> GGUFTensor:
-        return file.tensors[f"{prefix}{name}.weight"]
-
+def linear_layers(file: GGUFFile, config: ModelConfig) -> list[Linear]:
+    """All linear layers of a checked file: four for each layer, the embedding, and the head where it is another one."""
+    check_tensors(file, expected_shapes(config), config)
+    tensors = file.tensors
     q, k = (head_order(heads, config.head_dim) for heads in (config.num_heads, config.num_kv_heads))
-    qkv = np.concatenate([q, len(q) + k, len(q) + len(k) + np.arange(len(k))])
-    return (
-        _pack([tensor("attn_q"), tensor("attn_k"), tensor("attn_v")], dtype, qkv),
-        _pack([tensor("attn_output")], dtype),
-        _pack([tensor("ffn_gate"), tensor("ffn_up")], dtype, unit_order(config.ffn_size)),
-        _pack([tensor("ffn_down")], dtype),
-    )
+    qkv_order = np.concatenate([q, len(q) + k, len(q) + len(k) + np.arange(len(k))])
+    gate_up_order = unit_order(config.ffn_size)
+    linears = []
+    for i in range(config.num_layers):
+        qkv = tuple(tensors[f"blk.{i}.attn_{name}.weight"] for name in "qkv")
+        gate_up = tuple(tensors[f"blk.{i}.ffn_{name}.weight"] for name in ("gate", "up"))
+        linears += [
+            Linear(qkv, qkv_order),
+            Linear((tensors[f"blk.{i}.attn_output.weight"],)),
+            Linear(gate_up, gate_up_order),
+            Linear((tensors[f"blk.{i}.ffn_down.weight"],)),
+        ]
+    tables = [tensors[name] for name in ("token_embd.weight", "output.weight") if name in tensors]
+    return linears + [Linear((each,)) for each in tables]
 
 
 def head_order(heads: int, head_dim: int) -> NDArray[np.int64]:
@@ -115,19 +166,6 @@ def unit_order(ffn_size: int) -> NDArray[np.int64]:
     """Rows of gate and up (stacked) in units of two tiles of each, the last filled up with zeros (-1)."""
     tiles = np.pad(np.arange(ffn_size), (0, -ffn_size % UNIT), constant_values=-1).reshape(-1, 1, UNIT)
     return np.concatenate([tiles, np.where(tiles < 0, -1, tiles + ffn_size)], axis=1).reshape(-1)
-
-
-def _pack(tensors: Sequence[GGUFTensor], dtype: str, order: NDArray[np.int64] | None = None) -> Packed:
-    """One linear layer out of tensors stacked by rows, then put in order: affine where all are quantised, else
-    bfloat16; float32 on request, and where quantised tensors stand among others (bfloat16 would round them)."""
-    affine = [None if dtype == "float32" else to_affine(each) for each in tensors]
-    parts = [each for each in affine if each is not None]
-    if len(parts) == len(tensors):
-        columns = [_take(group, order) for group in zip(*((a.codes, a.scale, a.offset) for a in parts), strict=True)]
-        return pack_affine(*columns, bits=max(each.bits for each in parts))
-    return pack_float(
-        _take([dequantize(t) for t in tensors], order), F32_WEIGHTS if dtype == "float32" or parts else BF16
-    )
 
 
 def _take(parts: Sequence[NDArray[np.generic]], order: NDArray[np.int64] | None) -> NDArray[np.generic]:

@@ -8,15 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.core.block_pool import blocks_for_length
-from millpond.core.step import RequestFault, SampledToken, ScheduledRequest, SchedulerOutput, StepResult
+from millpond.core.step import RequestFault, SampledTokens, ScheduledRequest, SchedulerOutput, StepResult
 from millpond.kernels.attention import BLOCK, GROUP_TOKENS
+from millpond.kernels.pack import Packed
 from millpond.kernels.tiles import Tiles, load_tiles
 from millpond.model.arrays import Batch, KVCache, Scratch, Weights, new_kv_cache, new_scratch, new_weights
 from millpond.model.config import ModelConfig
 from millpond.model.llama import forward, link_forward
-from millpond.model.outliers import PROBE_TOKENS, find_outliers, probe_tokens
+from millpond.model.outliers import PROBE_TOKENS, find_outliers, probe_tokens, take_out
 from millpond.model.weights import LlamaWeights
 from millpond.runner.sampler import Sampler
+from millpond.runner.sampler_kernels import NO_DRAFT
 
 # Not every threading layer of Numba lets two threads enter a parallel region at once: one of them ends the process.
 ONE_REGION = threading.Lock()
@@ -42,6 +44,7 @@ class ModelRunner:
         max_num_batched_tokens: int,
         max_model_len: int,
         vocab_size: int,
+        max_drafts: int = 0,
     ) -> None:
         self.config, self._packed = config, packed
         self._max_rows, self._max_model_len, self._vocab_size = max_num_batched_tokens, max_model_len, vocab_size
@@ -53,7 +56,7 @@ class ModelRunner:
             config,
             self._kv_dtype,
             rows=max_num_batched_tokens,
-            sampled=max_num_seqs,
+            sampled=min(max_num_seqs * (1 + max_drafts), max(max_num_seqs, max_num_batched_tokens)),
             max_model_len=max_model_len,
             threads=threads,
         )
@@ -66,15 +69,17 @@ class ModelRunner:
             head_dim=config.head_dim,
         )
         self._entry = link_forward(self._tiles, self._weights, self._cache, self._batch(()), self._scratch)
-        self._outliers = self._find_outliers()
+        layers = zip(packed.layers, self._weights.layers, strict=True)
+        pairs = [pair for each, rows in layers for pair in zip(each, rows, strict=True)]
+        pairs.append((packed.head, self._weights.head))
+        known = packed.outliers
+        self.outliers = self._find_outliers(pairs) if known is None else known
+        take_out(pairs, self.outliers)
         self.sampler = Sampler(max_num_seqs, vocab_size, self._scratch.logits.shape[1])
 
-    def _find_outliers(self) -> list[NDArray[np.int64]]:
+    def _find_outliers(self, pairs: list[tuple[Packed, NDArray[np.int64]]]) -> tuple[NDArray[np.int64], ...]:
         """Probe on one thread, in a cache and a scratch of its own: the choice must not depend on any setting."""
-        config, weights = self.config, self._weights
-        layers = zip(self._packed.layers, weights.layers, strict=True)
-        pairs = [pair for packed, rows in layers for pair in zip(packed, rows, strict=True)]
-        tokens = probe_tokens(config.vocab_size)
+        config, tokens = self.config, probe_tokens(self.config.vocab_size)
         blocks = blocks_for_length(len(tokens), BLOCK * self._per_block)
         cache = new_kv_cache(config, blocks * self._per_block, self._kv_dtype)
         count = len(tokens)
@@ -87,7 +92,7 @@ class ModelRunner:
             batch = batch._replace(sampled=np.arange(count))
             self._forward(batch, scratch, self._tiles._replace(threads=1), cache)
 
-        return find_outliers([*pairs, (self._packed.head, weights.head)], probe)
+        return tuple(find_outliers(pairs, probe))
 
     def _forward(
         self, batch: Batch, scratch: Scratch, tiles: Tiles | None = None, cache: KVCache | None = None
@@ -106,20 +111,25 @@ class ModelRunner:
                 self.sampler.admit(each.slot, each.admission)
         self._forward(self._batch(output.scheduled), self._scratch)
         sampling = [each for each in output.scheduled if each.samples]
-        if not sampling:
+        rows = [(each, row) for each in sampling for row in range(1 + each.num_drafts)]
+        if not rows:
             return StepResult(())
-        token_ids, bad = self.sampler.sample(
-            self._scratch.logits[: len(sampling)],
-            [each.slot for each in sampling],
-            [each.output_position for each in sampling],
+        token_ids, _ = self.sampler.sample(
+            self._scratch.logits[: len(rows)],
+            [each.slot for each, _ in rows],
+            [each.output_position + row for each, row in rows],
+            [each.token_ids[row - 1 - each.num_drafts] if row else NO_DRAFT for each, row in rows],
         )
-        results = list(zip(sampling, token_ids, bad, strict=True))
+        tokens_of: dict[str, list[int]] = {each.request_id: [] for each in sampling}
+        for (each, _), token_id in zip(rows, token_ids, strict=True):
+            if token_id >= 0:  # neither behind a wrong guess nor without finite logits
+                tokens_of[each.request_id].append(token_id)
         return StepResult(
-            tuple(SampledToken(each.request_id, token_id) for each, token_id, is_bad in results if not is_bad),
+            tuple(SampledTokens(request_id, tuple(tokens)) for request_id, tokens in tokens_of.items() if tokens),
             tuple(
-                RequestFault(each.request_id, "the model's logits are not finite numbers")
-                for each, _, is_bad in results
-                if is_bad
+                RequestFault(request_id, "the model's logits are not finite numbers")
+                for request_id, tokens in tokens_of.items()
+                if not tokens
             ),
         )
 
@@ -144,7 +154,7 @@ class ModelRunner:
                 groups.append((row + start, min(GROUP_TOKENS, count - start), sequence, first + start + 1))
             row += count
             if each.samples:
-                sampled.append(row - 1)
+                sampled.extend(range(row - 1 - each.num_drafts, row))
         return Batch(
             tokens,
             positions,

@@ -9,7 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.core.step import Admission
-from millpond.runner.sampler_kernels import BLOCK, BRACKET, IN_PROMPT, NOT_FINITE, Rules, Scratch, sample_rows
+from millpond.runner.sampler_kernels import (
+    BLOCK,
+    BRACKET,
+    IN_PROMPT,
+    NO_DRAFT,
+    NOT_FINITE,
+    Rules,
+    Scratch,
+    sample_rows,
+)
 
 LARGEST_VOCABULARY = 1 << 20
 SEED_BITS = (1 << 64) - 1
@@ -81,12 +90,18 @@ class Sampler:
         return ids[ids < self.vocab_size]
 
     def sample(
-        self, logits: NDArray[np.float32], slots: Sequence[int], output_positions: Sequence[int]
+        self,
+        logits: NDArray[np.float32],
+        slots: Sequence[int],
+        output_positions: Sequence[int],
+        drafts: Sequence[int] | None = None,
     ) -> tuple[list[int], list[bool]]:
         """One token per row of logits [rows, logits_width] (float32, C order), for these slots and output positions.
 
         Returns the token ids and, per row, whether it could not be sampled because it holds a NaN or +inf or
         nothing above -inf; such a row's token is -1. Where a slot has penalties, its token counts as output at once.
+        drafts holds, per row, the guess that it was computed behind, or NO_DRAFT; None is no draft anywhere. A guess
+        is right where it is the token of the row above, else the row's token is -2 and nothing was sampled.
         """
         rows = len(slots)
         if logits.dtype != np.float32 or not logits.flags.c_contiguous:
@@ -98,11 +113,12 @@ class Sampler:
             )
         tokens = np.empty(rows, np.int64)
         slots, positions = np.array(slots, np.int64), np.array(output_positions, np.int64)
-        sample_rows(logits, logits.view(np.int32), slots, positions, self._rules, self._scratch, tokens)
+        guesses = np.full(rows, NO_DRAFT) if drafts is None else np.array(drafts, np.int64)
+        sample_rows(logits, logits.view(np.int32), slots, positions, guesses, self._rules, self._scratch, tokens)
         return tokens.tolist(), (tokens == NOT_FINITE).tolist()
 
     def warm_up(self) -> None:
         """Compile (or load from the cache) everything that sample() may call; changes no slot."""
         none = np.empty(0, np.int64)
         logits = np.empty((0, self.logits_width), np.float32)
-        sample_rows(logits, logits.view(np.int32), none, none, self._rules, self._scratch, none)
+        sample_rows(logits, logits.view(np.int32), none, none, none, self._rules, self._scratch, none)

@@ -16,6 +16,8 @@ import millpond.kernels  # noqa: F401  (points Numba's cache at its folder)
 
 GREEDY_BELOW = 1e-5  # temperatures under this are 0
 NOT_FINITE = -1  # in place of a token id: the row holds a NaN, or +inf, or nothing but -inf
+NOT_REACHED = -2  # in place of a token id: the row follows a draft that was wrong
+NO_DRAFT = -3  # in place of a draft: the row follows a token that is known
 
 WEIGHT_BITS = 42  # 2**20 tokens of the largest weight still fit int64
 WEIGHT_ONE = 1 << WEIGHT_BITS
@@ -71,14 +73,18 @@ class Scratch(NamedTuple):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def sample_rows(logits, logits_bits, slots, positions, rules, scratch, tokens):
+def sample_rows(logits, logits_bits, slots, positions, drafts, rules, scratch, tokens):
     """tokens[i] becomes the token of row i of logits [rows, logits_width], or NOT_FINITE.
 
-    logits_bits is the int32 view of the logits.
+    logits_bits is the int32 view of the logits. drafts[i] is NO_DRAFT, or the guess that row i was computed behind:
+    where the row above gave another token, the row is NOT_REACHED and touches nothing.
     """
     size = rules.counts.shape[1]
     for i in range(slots.shape[0]):
-        tokens[i] = sample_row(logits[i, :size], logits_bits[i, :size], slots[i], positions[i], rules, scratch)
+        if drafts[i] == NO_DRAFT or drafts[i] == tokens[i - 1]:
+            tokens[i] = sample_row(logits[i, :size], logits_bits[i, :size], slots[i], positions[i], rules, scratch)
+        else:
+            tokens[i] = NOT_REACHED
 
 
 @njit(**MERGED)

@@ -1,0 +1,98 @@
+"""Speculative decoding: which guesses a step tries, and when guessing does not pay.
+
+A step costs about as much as its rows and FIXED_ROWS more. A draft is one more row, and pays while the chance
+that it is right exceeds the tokens that the step gives for a row anyway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from millpond.core.ngram import RUN_LENGTHS, NgramIndex
+from millpond.core.request import Request
+
+FIXED_ROWS = 4
+MEMORY = 8  # how many guesses a chance remembers
+PROBE_EVERY = 32  # so many tokens after its last draft, a request that does not pay tries one
+
+# What a run of 4, 3 or 2 tokens is worth before anything was tried: 0.8, 0.6, 0.4.
+FIRST_CHANCES = {length: length / (1 + max(RUN_LENGTHS)) for length in RUN_LENGTHS}
+
+
+@dataclass(slots=True)
+class StepLoad:
+    """What a step gives and costs so far: the tokens that can be expected of it, and the rows that sample them."""
+
+    tokens: float
+    rows: int
+
+    def take(self, chance: float, most: int) -> int:
+        """Add drafts that follow one another, each right with this chance, while they pay; returns how many."""
+        taken, all_right = 0, chance
+        while taken < most and all_right * (FIXED_ROWS + self.rows) > self.tokens:
+            self.tokens += all_right
+            self.rows += 1
+            taken += 1
+            all_right *= chance
+        return taken
+
+
+class Drafter(Protocol):
+    """Guesses tokens for the scheduler, and is told which were right."""
+
+    def draft(self, request: Request, most: int, load: StepLoad) -> tuple[int, ...]:
+        """Up to `most` tokens, at least one, that may come after the request's present ones; they are added to load."""
+
+    def learn(self, request: Request, num_drafted: int, num_accepted: int) -> None:
+        """Of the request's last drafts the first num_accepted were right."""
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+
+
+@dataclass(slots=True)
+class _Record:
+    """One request: its tokens; by length of run, the chance that the next token is the one that came before.
+
+    run_length is that of the last draft, drafted_at the number of output tokens then.
+    """
+
+    index: NgramIndex = field(default_factory=NgramIndex)
+    chances: dict[int, float] = field(default_factory=FIRST_CHANCES.copy)
+    run_length: int = 0
+    drafted_at: int = 0
+
+
+class PromptLookup:
+    """Drafts of up to max_tokens tokens from the request's own prompt and output."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+        self._records: dict[str, _Record] = {}
+
+    def draft(self, request: Request, most: int, load: StepLoad) -> tuple[int, ...]:
+        record = self._records.setdefault(request.request_id, _Record())
+        record.index.extend(request.token_ids_between(len(record.index), request.num_tokens))
+        found = record.index.find()
+        if found is None:
+            return ()
+        record.run_length, start = found
+        count = load.take(record.chances[record.run_length], min(most, self.max_tokens))
+        if count == 0 and request.num_output_tokens >= record.drafted_at + PROBE_EVERY:
+            count = 1
+        if count:
+            record.drafted_at = request.num_output_tokens
+        return record.index.continuation(start, count)
+
+    def learn(self, request: Request, num_drafted: int, num_accepted: int) -> None:
+        record = self._records[request.request_id]
+        chance = record.chances[record.run_length]
+        for _ in range(num_accepted):
+            chance += (1 - chance) / MEMORY
+        if num_accepted < num_drafted:
+            chance -= chance / MEMORY
+        record.chances[record.run_length] = chance
+
+    def forget(self, request_id: str) -> None:
+        self._records.pop(request_id, None)

@@ -1,0 +1,189 @@
+"""What the machine itself can do, from probes in the language of the tiles: bytes read and products summed a second."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+from numba import njit, prange, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from millpond.kernels.link import call, entry_point
+from millpond.kernels.simd import I64, V16F32, V16I32, Ir, address
+
+DOT_U8S8, DOT_BF16, FMA_F32, READ = range(4)
+DOTS = {"u8 x s8": DOT_U8S8, "bf16": DOT_BF16, "float32": FMA_F32}
+PRODUCTS = {DOT_U8S8: 64, DOT_BF16: 32, FMA_F32: 16}  # of one vector instruction's worth
+WEIGHT_VECTORS, ROWS = 3, 4  # as in a matmul tile: so many vectors of weights meet so many rows
+DOT_ROUNDS = 1 << 16
+PIECE = 2048  # bytes: the keys of one head in a block of 16 positions
+LINES = PIECE // 64
+PAGE = 4096
+CHAINS = 8  # sums side by side, so that none waits for the one before
+
+KIB, MIB = 1 << 10, 1 << 20
+SMALL_BYTES, MIDDLE_BYTES = 256 * KIB, 4 * MIB  # of a thread: usually in its own cache; in the shared one
+LARGE_BYTES = 512 * MIB  # of all threads: in no cache
+RUN_BYTES = 16 * MIB  # in one run, by each thread
+LEAST_RUNS, PROBE_SECONDS = 10, 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRates:
+    """reads: bytes per second by what is read again and again, the bytes of all threads; the largest is memory.
+    scattered: bytes per second of random pieces of 2 KB out of the largest. dots: operations per second, a
+    multiplication and an addition being two."""
+
+    threads: int
+    isa: str
+    reads: dict[int, float]
+    scattered: float
+    dots: dict[str, float]
+
+    @property
+    def memory(self) -> float:
+        return self.reads[max(self.reads)]
+
+    def read_rate(self, working_set: int) -> float:
+        """Bytes per second of what is read from the smallest place that this many bytes fit in."""
+        fitting = [size for size in sorted(self.reads) if working_set <= size]
+        return self.reads[fitting[0]] if fitting else self.memory
+
+
+@intrinsic(prefer_literal=True)
+def probe_tile(typingctx, avx512, kind, place, count, sink):
+    """READ: sum up `count` pieces of 2 KB as int32, whose addresses (int64) are at `place`. The others: `count` times
+    12 dot products of what is at `place`: a vector of zeros, three of weights, four of activations.
+    The sums, 8 or 12 vectors, go to `sink`."""
+    avx512_, kind_ = avx512.literal_value, kind.literal_value
+
+    def codegen(context, builder, signature, args):
+        ir = Ir(builder, avx512_)
+        place, count, sink = args[2:]
+        sums = _read(ir, place, count) if kind_ == READ else _dots(ir, kind_, place, count)
+        for i, value in enumerate(sums):
+            ir.store(value, sink, 64 * i)
+        return context.get_dummy_value()
+
+    return types.void(avx512, kind, *[types.int64] * 3), codegen
+
+
+def _read(ir, table, count):
+    def piece(i, sums):
+        start, sums = ir.load(I64, ir.at(table, ir.times(i, 8))), list(sums)
+        for line in range(LINES):
+            sums[line % CHAINS] = ir.b.add(sums[line % CHAINS], ir.load(V16I32, start, 64 * line))
+        return sums
+
+    return ir.loop(count, [ir.const(V16I32, 0)] * CHAINS, piece)
+
+
+def _dots(ir, kind, place, count):
+    """The weights pass through an exclusive or with zeros that the compiler cannot know to be zeros: a product that
+    stays the same would be computed once."""
+    zeros = ir.load(V16I32, place)
+    weights = [ir.load(V16I32, place, 64 * (1 + j)) for j in range(WEIGHT_VECTORS)]
+    rows = [ir.load(V16I32, place, 64 * (1 + WEIGHT_VECTORS + r)) for r in range(ROWS)]
+
+    def dot(acc, weight, row):
+        if kind == DOT_U8S8:
+            return ir.dot_u8s8(acc, weight, row)
+        if kind == DOT_BF16:
+            return ir.dot_bf16(acc, weight, row)
+        return ir.fma(ir.b.bitcast(weight, V16F32), ir.b.bitcast(row, V16F32), acc)
+
+    def round_(i, carried):
+        weights = [ir.b.xor(w, zeros) for w in carried[:WEIGHT_VECTORS]]
+        sums = carried[WEIGHT_VECTORS:]
+        pairs = [(w, r) for r in rows for w in weights]
+        return weights + [dot(acc, w, r) for acc, (w, r) in zip(sums, pairs, strict=True)]
+
+    start = ir.const(V16I32, 0) if kind == DOT_U8S8 else ir.zero()
+    return ir.loop(count, [*weights, *[start] * (WEIGHT_VECTORS * ROWS)], round_)[WEIGHT_VECTORS:]
+
+
+@njit(cache=True, nogil=True)
+def probe(avx512, kind, place, count, sink):
+    """probe_tile as a function to be compiled on its own, once for each (avx512, kind)."""
+    probe_tile(avx512, kind, place, count, sink)
+
+
+@njit(cache=True, nogil=True, parallel=True)
+def by_all(entry, places, count, sinks):
+    """Run the probe at address `entry` once in each thread, with its own place and sink."""
+    for thread in prange(places.size):
+        call(entry, 0, 0, places[thread], count, address(sinks[thread]))
+
+
+class Probes:
+    """The probes for one instruction set, run by `threads` threads at once."""
+
+    def __init__(self, isa: str, threads: int) -> None:
+        self.isa, self.threads = isa, threads
+        avx512 = types.literal(int(isa == "avx512"))
+        kinds = (*DOTS.values(), READ)
+        self._entries = [entry_point(probe, avx512, types.literal(kind), *[types.int64] * 3) for kind in kinds]
+        self.sinks = np.zeros((threads, WEIGHT_VECTORS * ROWS, 16), np.int32)
+
+    def run(self, kind: int, places: NDArray[np.int64], count: int) -> float:
+        """Seconds of one run of a probe; places: an address for each thread."""
+        numba.set_num_threads(self.threads)
+        start = time.perf_counter()
+        by_all(self._entries[kind], places, count, self.sinks)
+        return time.perf_counter() - start
+
+    def dot_rate(self, kind: int) -> float:
+        """Operations per second of one kind of product, in the best run."""
+        operands = aligned_ones(PAGE).view(np.int32).reshape(-1, 16)[: 1 + WEIGHT_VECTORS + ROWS]
+        operands[0] = 0
+        operands[1:] = 0x3F803F80 if kind != FMA_F32 else 0x3F800000  # 1.0 as bfloat16 and as float32
+        places = np.full(self.threads, operands.ctypes.data, np.int64)
+        seconds = best(lambda _: self.run(kind, places, DOT_ROUNDS))
+        return self.threads * DOT_ROUNDS * WEIGHT_VECTORS * ROWS * PRODUCTS[kind] * 2 / seconds
+
+    def read_rate(self, memory: NDArray[np.uint8], order: NDArray[np.int64] | None = None) -> float:
+        """Bytes per second of reading `memory` in the best run. Each thread has its part of the pieces, in the given
+        order (int64, a permutation of the pieces; as they lie by default); a run goes on where the last one ended."""
+        pieces = np.arange(memory.size // PIECE) if order is None else order
+        own = pieces[: len(pieces) // self.threads * self.threads].reshape(self.threads, -1)
+        count = RUN_BYTES // PIECE
+        tables = np.tile(own, max(1, -(-count // own.shape[1]))) * PIECE + memory.ctypes.data
+        windows = tables.shape[1] // count
+        places = tables.ctypes.data + np.arange(self.threads) * tables.strides[0]
+        seconds = best(lambda i: self.run(READ, places + i % windows * count * tables.itemsize, count))
+        return self.threads * RUN_BYTES / seconds
+
+
+def best(run: Callable[[int], float]) -> float:
+    """The fewest seconds of many short runs (numbered from 0), a few of which nothing else disturbs."""
+    start, times = time.perf_counter(), [run(0)]
+    while len(times) < LEAST_RUNS or time.perf_counter() - start < PROBE_SECONDS:
+        times.append(run(len(times)))
+    return min(times)
+
+
+def aligned_ones(size: int) -> NDArray[np.uint8]:
+    """Memory that is there, on a page's border: a vector across two cache lines would be two reads."""
+    room = np.ones(size + PAGE, np.uint8)
+    first = -room.ctypes.data % PAGE
+    return room[first : first + size]
+
+
+def measure_machine(isa: str, threads: int, notify: Callable[[str], None]) -> MachineRates:
+    """Every rate of this machine; notify is called with the name of each probe before it starts (see PROBE_COUNT)."""
+    probes, dots, reads = Probes(isa, threads), {}, {}
+    for name, kind in DOTS.items():
+        notify(f"{name} products")
+        dots[name] = probes.dot_rate(kind)
+    memory = aligned_ones(LARGE_BYTES)
+    for size in (SMALL_BYTES * threads, MIDDLE_BYTES * threads, LARGE_BYTES):
+        notify(f"reading {size // KIB} KiB")
+        reads[size] = probes.read_rate(memory[:size])
+    notify("reading 2 KB here and there")
+    order = np.random.default_rng(0).permutation(LARGE_BYTES // PIECE)
+    return MachineRates(threads, isa, reads, probes.read_rate(memory, order), dots)
+
+
+PROBE_COUNT = len(DOTS) + 4

@@ -1,0 +1,90 @@
+"""How long each phase of a step takes as it runs: by all threads, in its place between the others, over all layers."""
+
+import time
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+
+from millpond.core.block_pool import blocks_for_length
+from millpond.core.request import SamplingParams
+from millpond.core.step import Admission, ScheduledRequest, SchedulerOutput
+from millpond.kernels.threads import phases_walked, time_phases
+from millpond.model.floors import AFTER, BEFORE, StepShape, phase_names
+from millpond.runner.model_runner import ModelRunner
+
+GREEDY = SamplingParams(temperature=0.0)
+FILL = 0x3C  # a byte that makes a small number of every type that K/V is kept in
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of a whole step, and of its parts by name, which add up to it (but for medians)."""
+
+    seconds: float
+    parts: dict[str, float]
+
+
+class PhaseTimer:
+    """Times steps of one runner, whose K/V it fills first: memory that was never written to is not read as memory is.
+
+    Sequences hold blocks from all over the pool, as after a while of serving.
+    """
+
+    def __init__(self, runner: ModelRunner, num_blocks: int, block_size: int) -> None:
+        self._runner, self._rng = runner, np.random.default_rng(0)
+        self._num_blocks, self._block_size = num_blocks, block_size
+        self._names = [BEFORE, *phase_names(runner.config.num_layers), AFTER]
+        for part in runner._cache:
+            part.view(np.uint8)[...] = FILL
+        self.kv_position_bytes = sum(part.nbytes for part in runner._cache) / (num_blocks * block_size)
+        self.kv_dot = "float32" if runner._kv_dtype is np.float32 else "bf16"
+
+    def step(self, shape: StepShape) -> SchedulerOutput:
+        """A step of random tokens. Raises ValueError where the pool has too few blocks for it."""
+        each = blocks_for_length(shape.context, self._block_size)
+        if shape.sequences * each > self._num_blocks:
+            raise ValueError(f"{shape.name} takes {shape.sequences * each} blocks, the pool has {self._num_blocks}")
+        blocks = self._rng.permutation(self._num_blocks).tolist()
+        vocab = self._runner.sampler.vocab_size
+        scheduled = []
+        for slot in range(shape.sequences):
+            tokens = tuple(self._rng.integers(0, vocab, shape.new_tokens).tolist())
+            own = tuple(blocks[slot * each : (slot + 1) * each])
+            scheduled.append(
+                ScheduledRequest(
+                    request_id=f"timed-{slot}",
+                    slot=slot,
+                    first_position=shape.context - shape.new_tokens,
+                    token_ids=tokens,
+                    block_ids=own,
+                    samples=True,
+                    output_position=1,
+                    admission=Admission(tokens, (), GREEDY, 0),
+                )
+            )
+        return SchedulerOutput(0, tuple(scheduled))
+
+    def once(self, step: SchedulerOutput) -> StepTimes:
+        """Run a step and read its clocks."""
+        sync, readings = self._runner._scratch.sync, np.zeros((len(self._names) - 1, 2), np.int64)
+        time_phases(sync, readings)
+        start = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        self._runner.execute(step)
+        end = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        time_phases(sync, None)
+        assert phases_walked(sync) == len(readings) - 1, "the walk's phases are those of floors.py"
+        moments = np.array([start, *(readings[:, 0] * 1_000_000_000 + readings[:, 1]), end])
+        parts = dict.fromkeys(self._names, 0.0)
+        for name, nanoseconds in zip(self._names, np.diff(moments).tolist(), strict=True):
+            parts[name] += nanoseconds / 1e9
+        return StepTimes((end - start) / 1e9, parts)
+
+    def measure(self, shape: StepShape, repetitions: int) -> StepTimes:
+        """The median of each part and of the whole over the repetitions, after one step that is not counted."""
+        step = self.step(shape)
+        self.once(step)
+        running = replace(step, scheduled=tuple(replace(each, admission=None) for each in step.scheduled))
+        times = [self.once(running) for _ in range(repetitions)]
+        parts = {name: median(each.parts[name] for each in times) for name in times[0].parts}
+        return StepTimes(median(each.seconds for each in times), parts)

@@ -1,0 +1,142 @@
+"""The probes do the reads and the products that their rates count."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from kernels.emit import RUNNABLE_ISAS
+from millpond.kernels import roofline
+from millpond.kernels.pack import round_to_bf16
+from millpond.kernels.roofline import (
+    DOT_BF16,
+    DOT_ROUNDS,
+    DOT_U8S8,
+    DOTS,
+    FMA_F32,
+    PIECE,
+    PROBE_COUNT,
+    READ,
+    ROWS,
+    RUN_BYTES,
+    WEIGHT_VECTORS,
+    MachineRates,
+    Probes,
+    aligned_ones,
+    measure_machine,
+)
+
+every_isa = pytest.mark.parametrize("isa", RUNNABLE_ISAS)
+ROUNDS = 5
+
+
+def operands(kind) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Bits for a probe, and the sums of one round: for each row, each vector of weights."""
+    rng = np.random.default_rng(kind)
+    bits = np.zeros((1 + WEIGHT_VECTORS + ROWS, 16), np.int32)
+    if kind == DOT_U8S8:
+        codes = rng.integers(0, 256, (7, 64), dtype=np.uint8)
+        bits[1:] = codes.view(np.int32)
+        weights, rows = codes[:WEIGHT_VECTORS].astype(np.int64), codes[WEIGHT_VECTORS:].view(np.int8).astype(np.int64)
+    elif kind == DOT_BF16:
+        values = rng.integers(-8, 8, (7, 32)).astype(np.float32)  # small integers: no rounding anywhere
+        bits[1:] = round_to_bf16(values).view(np.int32)
+        weights, rows = values[:WEIGHT_VECTORS], values[WEIGHT_VECTORS:]
+    else:
+        values = rng.integers(-8, 8, (7, 16)).astype(np.float32)
+        bits[1:] = values.view(np.int32)
+        weights, rows = values[:WEIGHT_VECTORS], values[WEIGHT_VECTORS:]
+    return bits, [(w * r).reshape(16, -1).sum(axis=1) for r in rows for w in weights]
+
+
+@every_isa
+@pytest.mark.parametrize("kind", DOTS.values(), ids=list(DOTS))
+def test_every_product_that_a_rate_counts_is_computed(isa, kind):
+    bits, once = operands(kind)
+    probes = Probes(isa, 1)
+    probes.run(kind, np.array([bits.ctypes.data]), ROUNDS)
+    sums = probes.sinks[0] if kind == DOT_U8S8 else probes.sinks[0].view(np.float32)
+    np.testing.assert_array_equal(sums, ROUNDS * np.array(once))
+
+
+def test_the_products_of_a_vector_are_those_that_the_rate_multiplies_by():
+    for kind in (DOT_U8S8, DOT_BF16, FMA_F32):
+        bits, once = operands(kind)
+        assert roofline.PRODUCTS[kind] == 64 // {DOT_U8S8: 1, DOT_BF16: 2, FMA_F32: 4}[kind]
+        assert len(once) * 16 == bits[0].size * WEIGHT_VECTORS * ROWS
+
+
+@every_isa
+def test_every_byte_that_a_rate_counts_is_read(isa):
+    memory = np.random.default_rng(0).integers(-99, 99, 6 * PIECE // 4, dtype=np.int32)
+    table = memory.ctypes.data + PIECE * np.array([3, 0, 5, 0])
+    probes = Probes(isa, 1)
+    probes.run(READ, np.array([table.ctypes.data]), 4)
+    pieces = memory.reshape(6, -1)
+    np.testing.assert_array_equal(probes.sinks[0][:8].sum(), pieces[[3, 0, 5, 0]].sum())
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """What the probes are asked to run, half a second each: (kind, what lies at each thread's place)."""
+    seen = []
+
+    def run(self, kind, places, count):
+        words = [ctypes.cast(int(place), ctypes.POINTER(ctypes.c_int64 * count)).contents for place in places]
+        seen.append((kind, np.array(words) if kind == READ else places))
+        return 0.5
+
+    monkeypatch.setattr(Probes, "run", run)
+    monkeypatch.setattr(roofline, "PROBE_SECONDS", 0.0)
+    return seen
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_rate_of_products_is_that_of_all_threads(runs, threads):
+    instructions = threads * DOT_ROUNDS * WEIGHT_VECTORS * ROWS
+    assert Probes("portable", threads).dot_rate(DOT_U8S8) == instructions * 64 * 2 / 0.5
+    assert Probes("portable", threads).dot_rate(FMA_F32) == instructions * 16 * 2 / 0.5
+
+
+def test_the_runs_walk_through_memory_in_parts_that_no_two_threads_share(runs):
+    memory = aligned_ones(4 * 2 * RUN_BYTES)
+    rate = Probes("portable", 2).read_rate(memory)
+    assert rate == 2 * RUN_BYTES / 0.5
+    pieces = np.concatenate([(table - memory.ctypes.data) // PIECE for _, table in runs[:4]], axis=1)
+    np.testing.assert_array_equal(pieces.ravel(), np.arange(memory.size // PIECE))
+
+
+def test_memory_that_is_shorter_than_a_run_is_read_several_times_over(runs):
+    memory = aligned_ones(4 * PIECE)
+    assert Probes("portable", 2).read_rate(memory) == 2 * RUN_BYTES / 0.5
+    numbers = (runs[0][1] - memory.ctypes.data) // PIECE
+    assert [sorted(set(each)) for each in numbers.tolist()] == [[0, 1], [2, 3]]
+
+
+def test_scattered_pieces_are_read_in_the_order_that_is_asked_for(runs):
+    memory = aligned_ones(RUN_BYTES)
+    order = np.random.default_rng(1).permutation(RUN_BYTES // PIECE)
+    Probes("portable", 1).read_rate(memory, order)
+    np.testing.assert_array_equal((runs[0][1][0] - memory.ctypes.data) // PIECE, order)
+
+
+def test_the_best_of_many_runs_counts(monkeypatch):
+    seconds = iter([0.5, 0.25, *[1.0] * 100])
+    monkeypatch.setattr(roofline, "PROBE_SECONDS", 0.0)
+    assert roofline.best(lambda i: next(seconds)) == 0.25
+
+
+def test_every_probe_is_announced_and_every_rate_is_there(runs, monkeypatch):
+    monkeypatch.setattr(roofline, "LARGE_BYTES", 16 << 20)
+    names = []
+    rates = measure_machine("portable", 2, names.append)
+    assert len(names) == len(set(names)) == PROBE_COUNT
+    assert list(rates.dots) == list(DOTS)
+    assert sorted(rates.reads) == [512 << 10, 8 << 20, 16 << 20]
+    assert rates.scattered == 2 * RUN_BYTES / 0.5
+
+
+def test_what_fits_a_cache_is_read_at_its_rate_and_all_else_at_that_of_memory():
+    rates = MachineRates(1, "portable", {1000: 9.0, 10: 90.0, 100: 50.0}, 1.0, {})
+    assert [rates.read_rate(size) for size in (10, 11, 100, 101, 5000)] == [90.0, 50.0, 50.0, 9.0, 9.0]
+    assert rates.memory == 9.0
