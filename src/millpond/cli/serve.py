@@ -50,6 +50,11 @@ EXAMPLES = examples(
     "millpond serve smollm2 --speculative ngram",
 )
 
+LogLevel = Annotated[
+    str | None,
+    typer.Option("--log-level", metavar="|".join(LOG_LEVELS), help="[default: MILLPOND_LOG_LEVEL, or info]"),
+]
+
 
 def register(app: typer.Typer) -> None:
     app.command("serve", help=HELP, epilog=EXAMPLES)(serve)
@@ -79,10 +84,7 @@ def serve(
         str | None, typer.Option("--served-model-name", help="Name that clients use [default: MODEL as given]")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Key of the seeds of requests that bring none.")] = DEFAULTS.seed,
-    log_level: Annotated[
-        str | None,
-        typer.Option("--log-level", metavar="|".join(LOG_LEVELS), help="[default: MILLPOND_LOG_LEVEL, or info]"),
-    ] = None,
+    log_level: LogLevel = None,
 ) -> None:
     config = EngineConfig(
         dtype=dtype,
