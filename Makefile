@@ -4,19 +4,21 @@ PYTHON ?= python3
 HOST ?= 127.0.0.1
 PORT ?= 8000
 MODEL ?= smollm2
+BASE ?= HEAD
 ARGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check bench clean
+.PHONY: help serve test check bench bench-compare clean
 
 help: ## this list
 	@echo "make serve    install, fetch the model if it is not there, serve it on http://$(HOST):$(PORT) (HOST, PORT, MODEL, ARGS)"
 	@echo "make test     install what the tests need, fetch the demo model, run the tests (ARGS goes to pytest)"
 	@echo "make check    format, lint, types and the control plane's tests: fast, and no model"
 	@echo "make bench    measure decode, prefill and the mixed workload on this machine (MODEL, ARGS)"
+	@echo "make bench-compare  is the working tree faster or slower than the commit BASE? (BASE, MODEL, ARGS; ARGS=--quick)"
 	@echo "make clean    remove the virtual environments and the caches of the tools (fetched models stay)"
 	@echo ""
 	@echo "PYTHON=python3.12 chooses the interpreter that .venv is made with; 3.11 or newer, found now: $$($(PYTHON) -V 2>&1)"
@@ -35,6 +37,10 @@ check: .venv/.installed-dev
 bench: .venv/.installed
 	@$(BIN)/millpond pull "$(MODEL)"
 	@$(BIN)/millpond bench engine --model "$(MODEL)" $(ARGS)
+
+bench-compare: .venv/.installed
+	@$(BIN)/millpond pull "$(MODEL)"
+	@$(BIN)/python -m bench.compare "$(BASE)" --model "$(MODEL)" $(ARGS)
 
 clean:
 	rm -rf .venv .venv-reference .pytest_cache .mypy_cache .ruff_cache .hypothesis

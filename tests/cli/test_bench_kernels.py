@@ -14,8 +14,8 @@ from millpond.runner.bench_kernels import KernelReport, PhaseRow, StepReport
 
 RATES = MachineRates(2, "avx512", {1 << 19: 2e11, 1 << 29: 3e10}, 7e9, {"u8 x s8": 7.45e11})
 ROWS = (
-    PhaseRow("arrays", 64, 500.0, 0.0, "", 0.05, 0, 0),
-    PhaseRow("gate up", 64, 9500.0, 4750.0, "compute", 0.95, 1e9, 1e7),
+    PhaseRow("arrays", 64, 500.0, 400.0, 0.0, "", 0.05, 0, 0),
+    PhaseRow("gate up", 64, 9500.0, 9000.0, 4750.0, "compute", 0.95, 1e9, 1e7),
 )
 REPORT = KernelReport(RATES, (StepReport(StepShape(64, 1, 160), 0.01, ROWS),))
 
@@ -47,6 +47,17 @@ def test_the_tables_have_a_row_for_each_rate_each_step_and_each_phase(asked, cap
     assert ["decode", "64", "at", "160", "64", "10000", "4750", "48", "6400", "tok/s"] in lines
     assert ["gate", "up", "64", "9500", "4750", "50", "compute", "95.0%"] in lines
     assert ["arrays", "64", "500", "5.0%"] in lines
+
+
+def test_a_phase_that_is_faster_than_the_machine_is_doubted(asked, capsys, monkeypatch):
+    doubt = "something else had the cores"
+    run(["bench", "kernels"], {})
+    assert doubt not in capsys.readouterr().out
+    fast = (PhaseRow("head", 64, 100.0, 90.0, 150.0, "compute", 0.5, 1e9, 1e7),)
+    report = KernelReport(RATES, (StepReport(StepShape(64, 1, 160), 0.01, fast),))
+    monkeypatch.setattr(bench_kernels, "measure_kernels", lambda build, config, plan, notify: report)
+    run(["bench", "kernels"], {})
+    assert doubt in capsys.readouterr().out
 
 
 def test_json_is_the_report_on_standard_output_alone(asked, capsys):

@@ -1,6 +1,7 @@
 """The probes do the reads and the products that their rates count."""
 
 import ctypes
+import time
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ from millpond.kernels.roofline import (
     DOT_U8S8,
     DOTS,
     FMA_F32,
+    NUM_PROBES,
     PIECE,
-    PROBE_COUNT,
     READ,
     ROWS,
     RUN_BYTES,
@@ -78,13 +79,19 @@ def test_every_byte_that_a_rate_counts_is_read(isa):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """What the probes are asked to run, half a second each: (kind, what lies at each thread's place)."""
-    seen = []
+    """What the probes are asked to run: (kind, what lies at each thread's place). Two threads take half a second in
+    turn, then both of them; else one of them waits for the other."""
+    seen, second = [], 10**9
+    clocks = [
+        [[0, second // 2], [second, 2 * second]],
+        [[0, second], [second, second + second // 2]],
+        [[3 * second, 3 * second + second // 2], [3 * second, 3 * second + second // 2]],
+    ]
 
     def run(self, kind, places, count):
         words = [ctypes.cast(int(place), ctypes.POINTER(ctypes.c_int64 * count)).contents for place in places]
         seen.append((kind, np.array(words) if kind == READ else places))
-        return 0.5
+        return np.array(clocks[len(seen) % len(clocks)][: len(places)])
 
     monkeypatch.setattr(Probes, "run", run)
     monkeypatch.setattr(roofline, "PROBE_SECONDS", 0.0)
@@ -98,11 +105,12 @@ def test_a_rate_of_products_is_that_of_all_threads(runs, threads):
     assert Probes("portable", threads).dot_rate(FMA_F32) == instructions * 16 * 2 / 0.5
 
 
-def test_the_runs_walk_through_memory_in_parts_that_no_two_threads_share(runs):
-    memory = aligned_ones(4 * 2 * RUN_BYTES)
+def test_the_runs_walk_through_memory_in_parts_that_no_two_threads_share(runs, monkeypatch):
+    monkeypatch.setattr(roofline, "LONG_RUN_BYTES", 2 * RUN_BYTES)
+    memory = aligned_ones(3 * 2 * 2 * RUN_BYTES)
     rate = Probes("portable", 2).read_rate(memory)
-    assert rate == 2 * RUN_BYTES / 0.5
-    pieces = np.concatenate([(table - memory.ctypes.data) // PIECE for _, table in runs[:4]], axis=1)
+    assert rate == 2 * 2 * RUN_BYTES / 0.5
+    pieces = np.concatenate([(table - memory.ctypes.data) // PIECE for _, table in runs[:3]], axis=1)
     np.testing.assert_array_equal(pieces.ravel(), np.arange(memory.size // PIECE))
 
 
@@ -120,20 +128,34 @@ def test_scattered_pieces_are_read_in_the_order_that_is_asked_for(runs):
     np.testing.assert_array_equal((runs[0][1][0] - memory.ctypes.data) // PIECE, order)
 
 
-def test_the_best_of_many_runs_counts(monkeypatch):
-    seconds = iter([0.5, 0.25, *[1.0] * 100])
+def test_products_count_by_each_threads_best_run_and_reads_by_the_best_run_of_all(monkeypatch):
+    apart = np.array([[0, 500_000_000], [500_000_000, 1_000_000_000]])
+    monkeypatch.setattr(Probes, "run", lambda self, kind, places, count: apart)
     monkeypatch.setattr(roofline, "PROBE_SECONDS", 0.0)
-    assert roofline.best(lambda i: next(seconds)) == 0.25
+    assert Probes("portable", 2).dot_rate(FMA_F32) == 2 * DOT_ROUNDS * WEIGHT_VECTORS * ROWS * 16 * 2 / 0.5
+    assert Probes("portable", 2).read_rate(aligned_ones(4 * PIECE)) == 2 * RUN_BYTES / 1.0
 
 
-def test_every_probe_is_announced_and_every_rate_is_there(runs, monkeypatch):
+def test_a_run_says_when_each_thread_began_and_ended():
+    memory = aligned_ones(2 * PIECE)
+    tables = memory.ctypes.data + PIECE * np.arange(2)
+    before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    (run,) = Probes("portable", 1).run(READ, np.array([tables.ctypes.data]), 2).tolist()
+    times = [before, *run, time.clock_gettime_ns(time.CLOCK_MONOTONIC)]
+    assert times == sorted(times)
+
+
+def test_every_probe_is_announced_in_every_pass_and_its_rate_is_the_best(runs, monkeypatch):
     monkeypatch.setattr(roofline, "LARGE_BYTES", 16 << 20)
+    calls = iter(range(1, 1000))
+    monkeypatch.setattr(Probes, "dot_rate", lambda self, kind: 100.0 * kind + (7.0, 1.0)[next(calls) % 2])
+    monkeypatch.setattr(Probes, "read_rate", lambda self, memory, order=None: memory.size + (order is not None))
     names = []
     rates = measure_machine("portable", 2, names.append)
-    assert len(names) == len(set(names)) == PROBE_COUNT
-    assert list(rates.dots) == list(DOTS)
-    assert sorted(rates.reads) == [512 << 10, 8 << 20, 16 << 20]
-    assert rates.scattered == 2 * RUN_BYTES / 0.5
+    assert len(names) == NUM_PROBES == roofline.PASSES * len(set(names))
+    assert rates.dots == {name: 100.0 * kind + 7.0 for name, kind in DOTS.items()}
+    assert rates.reads == {size: size for size in (512 << 10, 8 << 20, 16 << 20)}
+    assert rates.scattered == (16 << 20) + 1
 
 
 def test_what_fits_a_cache_is_read_at_its_rate_and_all_else_at_that_of_memory():

@@ -5,7 +5,7 @@ import pytest
 
 from millpond.build import build_model_runner
 from millpond.errors import ConfigError
-from millpond.kernels.roofline import PROBE_COUNT, MachineRates
+from millpond.kernels.roofline import NUM_PROBES, MachineRates
 from millpond.kernels.threads import phases_walked
 from millpond.model.floors import AFTER, BEFORE, LAYER, StepShape, phase_names
 from millpond.runner import bench_kernels
@@ -51,7 +51,7 @@ def test_the_phases_of_a_step_add_up_to_it(path, monkeypatch):
 def test_the_plan_counts_what_it_announces(path, monkeypatch):
     names = []
     report_of(path, PLAN, names, monkeypatch)
-    assert len(names) + PROBE_COUNT == PLAN.num_measurements
+    assert len(names) + NUM_PROBES == PLAN.num_measurements
 
 
 def test_a_runner_of_the_plans_settings_takes_its_largest_step_and_no_more():
@@ -73,7 +73,7 @@ def test_a_plan_of_no_repetitions_is_refused():
 
 def test_a_phase_that_the_floors_do_not_know_is_an_error_and_not_left_out():
     with pytest.raises(KeyError, match="novel"):
-        step_report(StepShape(1, 1, 9), StepTimes(1.0, {"novel": 1.0}), {}, RATES)
+        step_report(StepShape(1, 1, 9), StepTimes(1.0, {"novel": 1.0}, {"novel": 1.0}), {}, RATES)
 
 
 def test_a_step_that_the_pool_does_not_hold_is_refused(path):
@@ -105,10 +105,10 @@ def test_the_median_of_the_repetitions_counts_and_the_first_step_does_not(path, 
     def once(step):
         admissions.append(step.scheduled[0].admission is not None)
         each = next(seconds)
-        return StepTimes(each, {"embed": each / 2})
+        return StepTimes(each, {"embed": each / 2}, {})
 
     monkeypatch.setattr(timer, "once", once)
-    assert timer.measure(StepShape(1, 1, 9), 3) == StepTimes(2.0, {"embed": 1.0})
+    assert timer.measure(StepShape(1, 1, 9), 3) == StepTimes(2.0, {"embed": 1.0}, {"embed": 0.5})
     assert admissions == [True, False, False, False]
 
 
@@ -120,7 +120,7 @@ def test_steps_after_the_timed_ones_read_no_clock(path):
 
 
 def test_a_phase_at_its_floor_is_at_100_percent():
-    row = PhaseRow("head", 1, 20.0, 10.0, "memory", 0.5, 1.0, 1.0)
+    row = PhaseRow("head", 1, 20.0, 15.0, 10.0, "memory", 0.5, 1.0, 1.0)
     assert row.percent_of_floor == 50.0
 
 
@@ -131,4 +131,6 @@ def test_json_holds_the_machine_and_every_phase(path, monkeypatch):
     assert printed["machine"]["read_bytes_s"] == {str(1 << 30): 1e9}
     first = printed["steps"][0]
     assert (first["name"], first["sequences"], first["new_tokens"], first["context"]) == ("decode 1 at 20", 1, 1, 20)
-    assert {"phase", "rows", "us", "floor_us", "percent_of_floor", "bound_by", "share"} <= set(first["phases"][0])
+    assert {"phase", "rows", "us", "best_us", "floor_us", "percent_of_floor", "bound_by", "share"} <= set(
+        first["phases"][0]
+    )

@@ -43,6 +43,8 @@ EXAMPLES = examples(
     "millpond bench kernels --plot roofline.png",
 )
 
+DISTURBED = 120  # percent of floor: a phase faster than the machine
+
 
 def register(group: typer.Typer) -> None:
     group.command("kernels", help=HELP, epilog=EXAMPLES)(kernels)
@@ -139,3 +141,5 @@ def kernels(
     console = Console()
     console.print(machine_table(report))
     console.print(steps_table(report))
+    if any(row.percent_of_floor > DISTURBED for step in report.steps for row in step.phases):
+        console.print("A phase far above 100 %: something else had the cores while the rates were measured. Run again.")

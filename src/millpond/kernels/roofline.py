@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numba
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from millpond.kernels.link import call, entry_point
 from millpond.kernels.simd import I64, V16F32, V16I32, Ir, address
+from millpond.kernels.threads import clock_into, enter, leave, new_sync
 
 DOT_U8S8, DOT_BF16, FMA_F32, READ = range(4)
 DOTS = {"u8 x s8": DOT_U8S8, "bf16": DOT_BF16, "float32": FMA_F32}
@@ -26,8 +28,10 @@ CHAINS = 8  # sums side by side, so that none waits for the one before
 KIB, MIB = 1 << 10, 1 << 20
 SMALL_BYTES, MIDDLE_BYTES = 256 * KIB, 4 * MIB  # of a thread: usually in its own cache; in the shared one
 LARGE_BYTES = 512 * MIB  # of all threads: in no cache
-RUN_BYTES = 16 * MIB  # in one run, by each thread
-LEAST_RUNS, PROBE_SECONDS = 10, 0.4
+# A run is short and there are many of them, of which the best counts: a rate is what the machine can give, and a
+# neighbour takes from it. Memory's speed is that of a run about as long as a step.
+RUN_BYTES, LONG_RUN_BYTES = 16 * MIB, 32 * MIB  # by each thread
+LEAST_RUNS, PROBE_SECONDS, PASSES = 20, 0.1, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +115,17 @@ def probe(avx512, kind, place, count, sink):
 
 
 @njit(cache=True, nogil=True, parallel=True)
-def by_all(entry, places, count, sinks):
-    """Run the probe at address `entry` once in each thread, with its own place and sink."""
+def by_all(entry, places, count, sinks, clocks, sync):
+    """Run the probe at address `entry` once in each thread, with its own place and sink, once all of them are here.
+
+    clocks: int64 [threads, 4], the time (seconds, nanoseconds) when each began and ended; sync: a new one (threads.py).
+    """
     for thread in prange(places.size):
+        enter(sync, thread, places.size)
+        leave(sync, thread, 1)
+        clock_into(address(clocks[thread]))
         call(entry, 0, 0, places[thread], count, address(sinks[thread]))
+        clock_into(address(clocks[thread]) + 16)
 
 
 class Probes:
@@ -127,41 +138,47 @@ class Probes:
         self._entries = [entry_point(probe, avx512, types.literal(kind), *[types.int64] * 3) for kind in kinds]
         self.sinks = np.zeros((threads, WEIGHT_VECTORS * ROWS, 16), np.int32)
 
-    def run(self, kind: int, places: NDArray[np.int64], count: int) -> float:
-        """Seconds of one run of a probe; places: an address for each thread."""
+    def run(self, kind: int, places: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        """Run a probe; places: an address for each thread. Returns int64 [threads, 2], when each thread began and ended
+        in nanoseconds."""
         numba.set_num_threads(self.threads)
-        start = time.perf_counter()
-        by_all(self._entries[kind], places, count, self.sinks)
-        return time.perf_counter() - start
+        clocks = np.zeros((self.threads, 4), np.int64)
+        by_all(self._entries[kind], places, count, self.sinks, clocks, new_sync(self.threads))
+        return clocks[:, ::2] * 1_000_000_000 + clocks[:, 1::2]
 
     def dot_rate(self, kind: int) -> float:
-        """Operations per second of one kind of product, in the best run."""
+        """Operations per second of one kind of product: of each thread in its best run, for they share nothing."""
         operands = aligned_ones(PAGE).view(np.int32).reshape(-1, 16)[: 1 + WEIGHT_VECTORS + ROWS]
         operands[0] = 0
         operands[1:] = 0x3F803F80 if kind != FMA_F32 else 0x3F800000  # 1.0 as bfloat16 and as float32
         places = np.full(self.threads, operands.ctypes.data, np.int64)
-        seconds = best(lambda _: self.run(kind, places, DOT_ROUNDS))
-        return self.threads * DOT_ROUNDS * WEIGHT_VECTORS * ROWS * PRODUCTS[kind] * 2 / seconds
+        runs = many(lambda _: self.run(kind, places, DOT_ROUNDS))
+        shortest = np.min([ended - began for began, ended in (run.T for run in runs)], axis=0) / 1e9
+        return float((DOT_ROUNDS * WEIGHT_VECTORS * ROWS * PRODUCTS[kind] * 2 / shortest).sum())
 
     def read_rate(self, memory: NDArray[np.uint8], order: NDArray[np.int64] | None = None) -> float:
-        """Bytes per second of reading `memory` in the best run. Each thread has its part of the pieces, in the given
-        order (int64, a permutation of the pieces; as they lie by default); a run goes on where the last one ended."""
+        """Bytes per second of reading `memory` in the best run, from the first thread's begin to the last one's end.
+
+        Each thread has its part of the pieces, in the given order (int64, a permutation of the pieces; as they lie by
+        default); a run goes on where the last one ended.
+        """
         pieces = np.arange(memory.size // PIECE) if order is None else order
         own = pieces[: len(pieces) // self.threads * self.threads].reshape(self.threads, -1)
-        count = RUN_BYTES // PIECE
-        tables = np.tile(own, max(1, -(-count // own.shape[1]))) * PIECE + memory.ctypes.data
+        count = min(max(RUN_BYTES // PIECE, own.shape[1]), LONG_RUN_BYTES // PIECE)
+        tables = np.tile(own, -(-count // own.shape[1])) * PIECE + memory.ctypes.data
         windows = tables.shape[1] // count
         places = tables.ctypes.data + np.arange(self.threads) * tables.strides[0]
-        seconds = best(lambda i: self.run(READ, places + i % windows * count * tables.itemsize, count))
-        return self.threads * RUN_BYTES / seconds
+        runs = many(lambda i: self.run(READ, places + i % windows * count * tables.itemsize, count))
+        seconds = min(int(run[:, 1].max() - run[:, 0].min()) for run in runs) / 1e9
+        return self.threads * count * PIECE / seconds
 
 
-def best(run: Callable[[int], float]) -> float:
-    """The fewest seconds of many short runs (numbered from 0), a few of which nothing else disturbs."""
-    start, times = time.perf_counter(), [run(0)]
-    while len(times) < LEAST_RUNS or time.perf_counter() - start < PROBE_SECONDS:
-        times.append(run(len(times)))
-    return min(times)
+def many(run: Callable[[int], NDArray[np.int64]]) -> list[NDArray[np.int64]]:
+    """What many short runs (numbered from 0) give, a few of which nothing else disturbs."""
+    start, runs = time.perf_counter(), [run(0)]
+    while len(runs) < LEAST_RUNS or time.perf_counter() - start < PROBE_SECONDS:
+        runs.append(run(len(runs)))
+    return runs
 
 
 def aligned_ones(size: int) -> NDArray[np.uint8]:
@@ -172,18 +189,27 @@ def aligned_ones(size: int) -> NDArray[np.uint8]:
 
 
 def measure_machine(isa: str, threads: int, notify: Callable[[str], None]) -> MachineRates:
-    """Every rate of this machine; notify is called with the name of each probe before it starts (see PROBE_COUNT)."""
-    probes, dots, reads = Probes(isa, threads), {}, {}
-    for name, kind in DOTS.items():
-        notify(f"{name} products")
-        dots[name] = probes.dot_rate(kind)
-    memory = aligned_ones(LARGE_BYTES)
-    for size in (SMALL_BYTES * threads, MIDDLE_BYTES * threads, LARGE_BYTES):
-        notify(f"reading {size // KIB} KiB")
-        reads[size] = probes.read_rate(memory[:size])
-    notify("reading 2 KB here and there")
+    """Every rate of this machine: the best of a few passes over all the probes, some seconds apart. notify is called
+    with the name of each probe before it starts, NUM_PROBES times."""
+    probes, memory = Probes(isa, threads), aligned_ones(LARGE_BYTES)
     order = np.random.default_rng(0).permutation(LARGE_BYTES // PIECE)
-    return MachineRates(threads, isa, reads, probes.read_rate(memory, order), dots)
+    sizes = (SMALL_BYTES * threads, MIDDLE_BYTES * threads, LARGE_BYTES)
+    work: dict[str | int, Callable[[], float]] = {name: partial(probes.dot_rate, kind) for name, kind in DOTS.items()}
+    work |= {size: partial(probes.read_rate, memory[:size]) for size in sizes}
+    work["pieces here and there"] = partial(probes.read_rate, memory, order)
+    rates = dict.fromkeys(work, 0.0)
+    for _ in range(PASSES):
+        for name, measure in work.items():
+            notify(f"{name} products" if name in DOTS else f"reading {name}{' bytes' * (name in sizes)}")
+            rates[name] = max(rates[name], measure())
+    *most, scattered = rates.values()
+    return MachineRates(
+        threads,
+        isa,
+        dict(zip(sizes, most[len(DOTS) :], strict=True)),
+        scattered,
+        dict(zip(DOTS, most[: len(DOTS)], strict=True)),
+    )
 
 
-PROBE_COUNT = len(DOTS) + 4
+NUM_PROBES = PASSES * (len(DOTS) + 4)

@@ -7,7 +7,7 @@ from millpond.config import EngineConfig
 from millpond.core.block_pool import blocks_for_length
 from millpond.errors import ConfigError
 from millpond.kernels.isa import choose
-from millpond.kernels.roofline import PROBE_COUNT, MachineRates, measure_machine
+from millpond.kernels.roofline import NUM_PROBES, MachineRates, measure_machine
 from millpond.kernels.threads import thread_count
 from millpond.model.floors import StepShape, Work, step_work
 from millpond.runner.model_runner import ModelRunner
@@ -18,12 +18,14 @@ from millpond.runner.phase_times import PhaseTimer, StepTimes
 class PhaseRow:
     """One phase of one step over all layers: how long it took, how long it must take, and its share of the step.
 
-    operations and bytes are of the least work; floor_us is 0 and bound_by "" where there is none worth a name.
+    us is the median of the repetitions; best_us the best of them, to look at where others use the machine meanwhile.
+    operations and bytes are of the least work; floor_us is 0 and bound_by "" where there is no floor.
     """
 
     phase: str
     rows: int
     us: float
+    best_us: float
     floor_us: float
     bound_by: str
     share: float
@@ -99,7 +101,7 @@ class KernelPlan:
 
     @property
     def num_measurements(self) -> int:
-        return PROBE_COUNT + 1 + len(self.shapes)
+        return NUM_PROBES + 1 + len(self.shapes)
 
     def config(self, *, dtype: str, isa: str, threads: int | None, block_size: int = 16) -> EngineConfig:
         """The settings of a runner that can take every step of the plan."""
@@ -148,6 +150,7 @@ def step_report(shape: StepShape, times: StepTimes, work: dict[str, Work], rates
                 phase=name,
                 rows=each.rows,
                 us=seconds * 1e6,
+                best_us=times.best[name] * 1e6,
                 floor_us=least * 1e6,
                 bound_by=bound if least else "",
                 share=seconds / times.seconds,

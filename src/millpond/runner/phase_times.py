@@ -19,10 +19,12 @@ FILL = 0x3C  # a byte that makes a small number of every type that K/V is kept i
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of a whole step, and of its parts by name, which add up to it (but for medians)."""
+    """Seconds of a whole step, and of its parts by name, which add up to it (but for medians); best: of each part's
+    best repetition."""
 
     seconds: float
     parts: dict[str, float]
+    best: dict[str, float]
 
 
 class PhaseTimer:
@@ -78,7 +80,7 @@ class PhaseTimer:
         parts = dict.fromkeys(self._names, 0.0)
         for name, nanoseconds in zip(self._names, np.diff(moments).tolist(), strict=True):
             parts[name] += nanoseconds / 1e9
-        return StepTimes((end - start) / 1e9, parts)
+        return StepTimes((end - start) / 1e9, parts, parts)
 
     def measure(self, shape: StepShape, repetitions: int) -> StepTimes:
         """The median of each part and of the whole over the repetitions, after one step that is not counted."""
@@ -87,4 +89,5 @@ class PhaseTimer:
         running = replace(step, scheduled=tuple(replace(each, admission=None) for each in step.scheduled))
         times = [self.once(running) for _ in range(repetitions)]
         parts = {name: median(each.parts[name] for each in times) for name in times[0].parts}
-        return StepTimes(median(each.seconds for each in times), parts)
+        best = {name: min(each.parts[name] for each in times) for name in parts}
+        return StepTimes(median(each.seconds for each in times), parts, best)

@@ -1,0 +1,1 @@
+"""The working tree against a commit: the same rows of `millpond bench engine` in alternating runs."""

@@ -1,0 +1,1 @@
+"""Scripts that run inside an engine's own environment and answer JSON lines."""
