@@ -1,3 +1,4 @@
+from itertools import pairwise
 from statistics import mean
 
 import pytest
@@ -31,7 +32,7 @@ def test_poisson_requests_come_in_order_within_the_time_and_begin_at_once():
 @pytest.mark.parametrize("rate", [0.5, 3.0])
 def test_poisson_requests_come_at_their_rate_with_gaps_that_vary_like_exponential_ones(rate):
     arrivals = [each.arrival for each in workloads.poisson_requests(rate, 2000 / rate, VOCAB, 0, 1)]
-    gaps = [after - before for before, after in zip(arrivals, arrivals[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(arrivals)]
     assert len(arrivals) == pytest.approx(2000, rel=0.1)
     assert mean(gap**2 for gap in gaps) / mean(gaps) ** 2 == pytest.approx(2, rel=0.15)
 
