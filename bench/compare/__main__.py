@@ -54,7 +54,7 @@ class Comparison:
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.compare", description=(__doc__ or "").split(":", 1)[1])
     parser.add_argument("commit", help="what to compare with: a hash, a branch, HEAD")
-    parser.add_argument("--rounds", type=int, help="pairs of runs [default: 8, or 4 with --quick]")
+    parser.add_argument("--rounds", type=int, help="pairs of runs [default: 8, or 6 with --quick]")
     parser.add_argument("--quick", action="store_true", help="decode of 1 and 16 sequences and one prefill only")
     parser.add_argument("--decode", help="numbers of sequences [default: 1,4,16,64]")
     parser.add_argument("--prefill", help="prompt lengths [default: 128,512]")
@@ -116,7 +116,7 @@ def compare(options: argparse.Namespace, folder: Path, console: Console) -> Comp
     commit, rows, extra = commit_of(options.commit), rows_asked_for(options), shlex.split(options.engine_arguments)
     base, new = side_of_commit(commit, folder / "base"), side_of_working_tree(folder / "new")
     sides = {side.name: side for side in (base, new)}
-    num_rounds = options.rounds or (4 if options.quick else 8)
+    num_rounds = options.rounds or (6 if options.quick else 8)
     for side in sides.values():
         side.check()
     with counting_bar(2 * num_rounds + (not options.no_instructions), console) as notify:

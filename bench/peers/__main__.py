@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -189,11 +190,12 @@ def carry_out(site: Site, store: RunStore) -> None:
         raise fail("no engine is set up: python -m bench.peers setup")
     record_sizes(site, store, ready)
     with progress() as (bar, task):
-        runner = Runner(site, plan, store, ready, bar.console.print, lambda: bar.advance(task))
+        tell = partial(bar.console.print, soft_wrap=True)
+        runner = Runner(site, plan, store, ready, tell, lambda: bar.advance(task))
         bar.update(task, total=sum(1 for phase in PHASES for _ in runner.pending(phase)))
         runner.run()
         if "quality" in plan.groups:
-            measure_quality(site, store, {each.engine.name for each in ready.values()}, bar.console.print)
+            measure_quality(site, store, {each.engine.name for each in ready.values()}, tell)
     for engine, reason in reasons.items():
         store.add({"key": "install/bytes", "contender": engine, "round": 1, "error": reason})
     show(store)

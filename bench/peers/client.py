@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from millpond.lab.workload import WorkloadRequest
@@ -37,7 +38,7 @@ class Timeline:
 
     @property
     def gaps(self) -> list[float]:
-        return [after - before for before, after in zip(self.pieces, self.pieces[1:], strict=False)]
+        return [after - before for before, after in pairwise(self.pieces)]
 
 
 async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:

@@ -63,7 +63,7 @@ def test_the_sides_take_turns_with_the_same_rows_and_settings(scripted):
     ("flags", "rounds", "rows"),
     [
         ([], 8, Rows("smollm2", "1,4,16,64", "128,512", True)),
-        (["--quick"], 4, Rows("smollm2", "1,16", "512", False)),
+        (["--quick"], 6, Rows("smollm2", "1,16", "512", False)),
         (["--quick", "--w1", "--rounds", "1", "--prefill", ""], 1, Rows("smollm2", "1,16", "", True)),
     ],
 )
@@ -94,7 +94,7 @@ def test_json_holds_the_commit_the_rule_and_every_rounds_figures(scripted, capsy
     assert found["base_commit"] == COMMIT
     assert found["no_instructions"] == "not asked for"
     row = found["rows"][0]
-    assert (row["name"], row["verdict"], len(row["base_tok_s"]), row["ratio"]) == ("decode 1", "slower", 4, 0.5)
+    assert (row["name"], row["verdict"], len(row["base_tok_s"]), row["ratio"]) == ("decode 1", "slower", 6, 0.5)
 
 
 def test_what_cannot_be_compared_is_one_line_and_exit_code_2(scripted, capsys, monkeypatch):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.compare.verdict import FASTER, SAME, SLOWER, judge, judge_all, order, rows_of, rule
+from bench.compare.verdict import FASTER, SAME, SLOWER, UNDECIDED, judge, judge_all, order, rows_of, rule
 
 
 def verdict_of(ratios, threshold=0.03):
@@ -12,13 +12,14 @@ def verdict_of(ratios, threshold=0.03):
 @pytest.mark.parametrize(
     ("ratios", "verdict"),
     [
-        ([1.10, 1.05, 1.08, 1.12], FASTER),
-        ([0.90, 0.95, 0.92, 0.88], SLOWER),
-        ([1.10, 1.05, 1.08, 0.99], SAME),  # one round on the other side
-        ([0.90, 0.95, 0.92, 1.01], SAME),
-        ([1.02, 1.01, 1.02, 1.02], SAME),  # always, but by too little
-        ([0.98, 0.99, 0.98, 0.98], SAME),
-        ([1.0, 1.0], SAME),
+        ([1.10, 1.05, 1.08, 1.12, 1.05], FASTER),
+        ([0.90, 0.95, 0.92, 0.88, 0.95], SLOWER),
+        ([1.10, 1.05, 1.08, 0.99, 1.12], SAME),  # one round on the other side
+        ([0.90, 0.95, 0.92, 1.01, 0.91], SAME),
+        ([1.02, 1.01, 1.02, 1.02, 1.02], SAME),  # always, but by too little
+        ([0.98, 0.99, 0.98, 0.98, 0.98], SAME),
+        ([1.0] * 5, SAME),
+        ([0.5] * 4, UNDECIDED),  # once in eight times with no difference at all
     ],
 )
 def test_a_difference_is_one_that_every_round_shows_and_that_is_above_the_threshold(ratios, verdict):
@@ -27,19 +28,21 @@ def test_a_difference_is_one_that_every_round_shows_and_that_is_above_the_thresh
 
 @pytest.mark.parametrize(("threshold", "verdict"), [(0.05, SLOWER), (0.15, SAME)])
 def test_the_threshold_is_the_callers(threshold, verdict):
-    assert verdict_of([0.9, 0.9, 0.9, 0.9], threshold).verdict == verdict
+    assert verdict_of([0.9] * 5, threshold).verdict == verdict
 
 
-def test_of_eight_rounds_the_outermost_two_do_not_count():
-    seven = [0.90, 0.91, 0.92, 0.93, 0.94, 0.95, 0.96]
-    assert verdict_of([*seven, 1.5]).verdict == SLOWER
-    assert verdict_of([*seven[1:], 1.5, 1.4]).verdict == SAME
-    assert (verdict_of([*seven, 1.5]).low, verdict_of([*seven, 1.5]).high) == pytest.approx((0.91, 0.96))
+def test_of_twelve_rounds_the_outermost_two_do_not_count():
+    eleven = [0.90 + 0.005 * i for i in range(11)]
+    judged = verdict_of([*eleven, 1.5])
+    assert judged.verdict == SLOWER
+    assert (judged.low, judged.high) == pytest.approx((0.905, 0.95))
+    assert verdict_of([*eleven[1:], 1.5, 1.4]).verdict == SAME
+    assert verdict_of([*eleven[1:], 1.5]).verdict == SAME
 
 
 def test_what_slows_both_runs_of_a_round_down_changes_no_verdict():
     """The machine halves its speed in every other round; the ratios do not see it."""
-    judged = judge("prefill 512", [1000.0, 500.0, 1000.0, 500.0], [1100.0, 545.0, 1090.0, 550.0], 0.03)
+    judged = judge("prefill 512", [1000.0, 500.0] * 3, [1100.0, 545.0, 1090.0, 550.0, 1090.0, 550.0], 0.03)
     assert judged.verdict == FASTER
     assert judged.ratio == pytest.approx(1.095)
     assert (judged.low, judged.high) == pytest.approx((1.09, 1.1))
