@@ -51,7 +51,7 @@ def never_right(num_tokens):
     return list(itertools.chain.from_iterable((1, 2, 1000 + i) for i in range(num_tokens // 3)))
 
 
-@pytest.mark.parametrize("chance", [0.0, 0.19, 0.21, 0.5, 0.8, 0.95, 1.0])
+@pytest.mark.parametrize("chance", [0.0, 0.24, 0.26, 0.5, 0.8, 0.95, 1.0])
 @pytest.mark.parametrize("num_sampling", [1, 4, 16, 64])
 def test_the_drafts_that_are_taken_make_a_token_cheapest(chance, num_sampling):
     load = StepLoad(num_sampling, num_sampling)
@@ -65,9 +65,9 @@ def test_the_drafts_that_are_taken_make_a_token_cheapest(chance, num_sampling):
 
 
 def test_the_more_sequences_a_step_has_the_surer_a_draft_must_be():
-    counts = [StepLoad(n, n).take(0.8, 8) for n in (1, 4, 15, 17, 64)]
+    counts = [StepLoad(n, n).take(0.8, 8) for n in (1, 4, 11, 13, 64)]
     assert counts == sorted(counts, reverse=True)
-    assert (counts[0], counts[2], counts[3]) == (4, 1, 0)
+    assert (counts[0], counts[2], counts[3]) == (3, 1, 0)
 
 
 def test_a_text_that_repeats_itself_takes_few_steps():
