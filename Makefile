@@ -11,7 +11,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check bench bench-compare clean
+.PHONY: help serve test check bench bench-compare bench-peers clean
 
 help: ## this list
 	@echo "make serve    install, fetch the model if it is not there, serve it on http://$(HOST):$(PORT) (HOST, PORT, MODEL, ARGS)"
@@ -19,6 +19,7 @@ help: ## this list
 	@echo "make check    format, lint, types and the control plane's tests: fast, and no model"
 	@echo "make bench    measure decode, prefill and the mixed workload on this machine (MODEL, ARGS)"
 	@echo "make bench-compare  is the working tree faster or slower than the commit BASE? (BASE, MODEL, ARGS; ARGS=--quick)"
+	@echo "make bench-peers  millpond beside llama.cpp, OpenVINO GenAI and vLLM, each set up first (MODEL, ARGS; ARGS=--quick)"
 	@echo "make clean    remove the virtual environments and the caches of the tools (fetched models stay)"
 	@echo ""
 	@echo "PYTHON=python3.12 chooses the interpreter that .venv is made with; 3.11 or newer, found now: $$($(PYTHON) -V 2>&1)"
@@ -41,6 +42,11 @@ bench: .venv/.installed
 bench-compare: .venv/.installed
 	@$(BIN)/millpond pull "$(MODEL)"
 	@$(BIN)/python -m bench.compare "$(BASE)" --model "$(MODEL)" $(ARGS)
+
+bench-peers: .venv/.installed-test
+	@$(BIN)/millpond pull "$(MODEL)"
+	-@$(BIN)/python -m bench.peers setup --model "$(MODEL)"
+	@$(BIN)/python -m bench.peers run --model "$(MODEL)" $(ARGS)
 
 clean:
 	rm -rf .venv .venv-reference .pytest_cache .mypy_cache .ruff_cache .hypothesis

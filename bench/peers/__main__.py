@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -46,7 +47,7 @@ Engines = Annotated[str, typer.Option("--engines", metavar="NAME,NAME:VARIANT", 
 
 
 def fail(message: str) -> typer.Exit:
-    console.print(f"error: {message}", style="red", markup=False)
+    console.print(f"error: {message}", style="red", markup=False, soft_wrap=True)
     return typer.Exit(1)
 
 
@@ -93,14 +94,14 @@ def setup(
         if not again and not environments.missing(site, [name]):
             console.print(f"{name}: is set up")
             continue
-        console.print(f"{name}: setting up, log in {site.log(f'{name}-setup')}")
+        console.print(f"{name}: setting up, log in {site.log(f'{name}-setup')}", soft_wrap=True)
         with console.status(f"{name}: setting up"):
             if name == environments.REFERENCE:
                 record = environments.set_up_reference(site)
             else:
                 record = environments.set_up_engine(site, ENGINES[name])
         environments.record_setup(site, name, record)
-        console.print(f"{name}: {setup_outcome(record)}", markup=False)
+        console.print(f"{name}: {setup_outcome(record)}", markup=False, soft_wrap=True)
     failed = environments.missing(site, names)
     if failed:
         raise fail(f"not set up: {', '.join(failed)}")
@@ -189,6 +190,8 @@ def carry_out(site: Site, store: RunStore) -> None:
     if not ready:
         raise fail("no engine is set up: python -m bench.peers setup")
     record_sizes(site, store, ready)
+    for signal_ in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signal_, interrupt)  # the engines are in sessions of their own and would live on
     with progress() as (bar, task):
         tell = partial(bar.console.print, soft_wrap=True)
         runner = Runner(site, plan, store, ready, tell, lambda: bar.advance(task))
@@ -199,6 +202,11 @@ def carry_out(site: Site, store: RunStore) -> None:
     for engine, reason in reasons.items():
         store.add({"key": "install/bytes", "contender": engine, "round": 1, "error": reason})
     show(store)
+
+
+def interrupt(signal_: int, frame: object) -> None:
+    """End in good order, however the command is ended."""
+    raise KeyboardInterrupt
 
 
 @contextmanager

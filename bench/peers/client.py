@@ -17,6 +17,7 @@ from millpond.lab.workload import WorkloadRequest
 
 HOST = "127.0.0.1"
 LIMIT = 1 << 22  # bytes of one line
+MOST_SECONDS = 600.0  # for a whole load
 
 
 class ServerAnswer(Exception):
@@ -157,12 +158,13 @@ class LoadResult:
 def load(
     port: int, requests: Sequence[WorkloadRequest], model: str, extra: Mapping[str, Any], *, stream: bool
 ) -> LoadResult:
-    """Send every request when it is due, and wait for all. Raises ServerAnswer or OSError for the first that fails."""
+    """Send every request when it is due, and wait for all. Raises ServerAnswer or OSError (TimeoutError too) for the
+    first that fails."""
     bodies = [completion_body(request, model, extra, stream=stream) for request in requests]
 
     async def all_of_them() -> LoadResult:
         start = time.perf_counter() + 0.01
-        async with asyncio.TaskGroup() as group:
+        async with asyncio.timeout(MOST_SECONDS), asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(_one(port, request, body, start))
                 for request, body in zip(requests, bodies, strict=True)

@@ -24,6 +24,7 @@ class Plan:
     prefill: tuple[int, ...] = (128, 512, 1024, 4096)
     rates: tuple[float, ...] = (1.0, 3.0, 5.0)
     poisson_seconds: float = 20.0
+    most_requests: int = 64  # of W1 and of the shared prefix; fewer are their first ones
 
     def __post_init__(self) -> None:
         unknown = set(self.groups) - set(GROUPS)
@@ -48,6 +49,7 @@ def quick(plan: Plan) -> Plan:
         "prefill": (128, 512),
         "rates": (2.0,),
         "poisson_seconds": 5.0,
+        "most_requests": 12,
     }
     return Plan(**record)
 

@@ -177,11 +177,11 @@ def measure(session: Any, what: Measurement, plan: Plan, round_: int, vocab_size
         request = workloads.prefill_request(size, vocab_size, plan.seed, round_)
         return session.batch([request]) | {"prompt_tokens": size}
     if what.group == "w1":
-        return session.batch(workloads.w1_requests(vocab_size, plan.seed, round_))
+        return session.batch(workloads.w1_requests(vocab_size, plan.seed, round_)[: plan.most_requests])
     if what.group == "shared":
-        return session.batch(workloads.shared_prefix_requests(vocab_size, plan.seed, round_))
+        return session.batch(workloads.shared_prefix_requests(vocab_size, plan.seed, round_)[: plan.most_requests])
     if what.group == "http":
-        return session.load(workloads.w1_requests(vocab_size, plan.seed, round_))
+        return session.load(workloads.w1_requests(vocab_size, plan.seed, round_)[: plan.most_requests])
     if what.group == "poisson":
         seconds = plan.poisson_seconds
         return session.load(workloads.poisson_requests(what.size, seconds, vocab_size, plan.seed, round_))

@@ -21,6 +21,8 @@ from millpond.lab.workload import WorkloadRequest
 TOOL_SECONDS = 300.0
 CONTEXT_TOKENS = 46080  # what 1 GiB of 16-bit keys and values holds, about; a slot of 64 gets 720
 
+# By default it filters the whole vocabulary before temperature 0 takes the first: this gives the same token.
+GREEDY = {"samplers": ["top_k"], "top_k": 1}
 COMMON = {"-b": 2048, "-ub": 512, "-fa": "on"}
 VARIANTS: dict[str, Settings] = {
     "q4_0": {"model": "q4_0.gguf"},
@@ -30,6 +32,7 @@ VARIANTS: dict[str, Settings] = {
     "ub_128": {"model": "q4_0.gguf", "flags": {"-ub": 128}},
     "ub_2048": {"model": "q4_0.gguf", "flags": {"-ub": 2048}},
     "unified": {"model": "q4_0.gguf", "switches": ["--kv-unified"]},
+    "kv_q8_0": {"model": "q4_0.gguf", "flags": {"-ctk": "q8_0", "-ctv": "q8_0"}},
 }
 
 
@@ -114,7 +117,7 @@ def _server(site: Site, settings: Settings, prefix_caching: bool) -> ServerPlan:
     command += ["--host", "127.0.0.1", "--port", "{port}", "--log-disable"]
     if not prefix_caching:
         command += ["--cache-ram", "0"]
-    return ServerPlan(command, {}, "model", {"cache_prompt": prefix_caching})
+    return ServerPlan(command, {}, "model", {**GREEDY, "cache_prompt": prefix_caching})
 
 
 def _open(site: Site, name: str, settings: Settings, prefix_caching: bool) -> Session:

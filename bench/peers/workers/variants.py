@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType
 from gguf.quants import dequantize, quantize
+from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
 from reference.transformers_llama import load_reference
@@ -53,11 +55,47 @@ def _copy_metadata(reader: GGUFReader, writer: GGUFWriter) -> None:
 
 def write_bf16(source: Path, folder: Path) -> None:
     """A folder with config.json, the weights in bfloat16 and the tokenizer, as transformers and vLLM read them."""
-    model = load_reference(source, torch.bfloat16)
-    model.save_pretrained(folder)
+    load_reference(source, torch.bfloat16).save_pretrained(folder)
+    _write_beside(source, folder, {})
+
+
+def _write_beside(source: Path, folder: Path, more: dict[str, Any]) -> None:
+    """The tokenizer, and what the configuration lacks."""
     AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 2, "bos_token_id": 1}, indent=2))
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 2, "bos_token_id": 1, **more}, indent=2))
+
+
+def write_w8a8(source: Path, folder: Path) -> None:
+    """Layers in 8 bits with a scale for each output, activations quantised token by token, in vLLM's format for it."""
+    model = load_reference(source, torch.float32)
+    tensors = {}
+    for name, weights in model.state_dict().items():
+        if name.endswith("_proj.weight"):
+            scale = weights.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+            tensors[name] = (weights / scale).round().clamp(-127, 127).to(torch.int8)
+            tensors[f"{name}_scale"] = scale.to(torch.bfloat16)
+        elif name != "lm_head.weight":  # the embedding once more
+            tensors[name] = weights.to(torch.bfloat16)
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    model.config.dtype = torch.bfloat16
+    model.config.architectures = ["LlamaForCausalLM"]
+    model.config.save_pretrained(folder)
+    eight_bits = {"num_bits": 8, "type": "int", "symmetric": True}
+    layers = {
+        "targets": ["Linear"],
+        "weights": {**eight_bits, "strategy": "channel", "dynamic": False},
+        "input_activations": {**eight_bits, "strategy": "token", "dynamic": True},
+    }
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": layers},
+        "ignore": ["lm_head"],
+    }
+    _write_beside(source, folder, {"quantization_config": quantization})
 
 
 def main(source: Path, folder: Path) -> None:
@@ -71,9 +109,10 @@ def main(source: Path, folder: Path) -> None:
             print(f"making {name}.gguf", flush=True)
             requantize(source, target.with_suffix(".part"), layer_type, file_type)
             target.with_suffix(".part").rename(target)
-    if not (folder / "bf16" / "config.json").exists():
-        print("making bf16/", flush=True)
-        write_bf16(source, folder / "bf16")
+    for name, write in {"bf16": write_bf16, "w8a8": write_w8a8}.items():
+        if not (folder / name / "tokenizer.json").exists():
+            print(f"making {name}/", flush=True)
+            write(source, folder / name)
 
 
 if __name__ == "__main__":
