@@ -19,7 +19,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "millpond"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 ALL_PYTHON = [*SOURCES, *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "scripts").rglob("*.py"))]
-ALL_PYTHON += sorted((ROOT / "bench" / "compare").glob("*.py"))
+for folder in ("compare", "peers", "peers/engines", "peers/workers"):
+    ALL_PYTHON += sorted((ROOT / "bench" / folder).glob("*.py"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "ARCHITECTURE.md", ROOT / "docs" / "PERFORMANCE.md"]
 
 CONTROL = {"core", "text", "engine", "serve", "lab"}
