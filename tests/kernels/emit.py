@@ -9,10 +9,10 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from millpond.kernels.isa import ISAS, choose
+from millpond.kernels.isa import ISAS, runnable
 from millpond.kernels.simd import V16F32, V16I8, V16I16, V16I32, V64I8, Ir
 
-RUNNABLE_ISAS = sorted({"portable", choose("auto")}, key=ISAS.index)
+RUNNABLE_ISAS = runnable()
 BYTES = {V16F32: 64, V16I32: 64, V64I8: 64, V16I16: 32, V16I8: 16}
 
 
@@ -23,7 +23,7 @@ def lanes(emit: Callable, inputs: list, output, isa: str = "portable") -> Callab
     @intrinsic
     def run(typingctx, count, target, sources):
         def codegen(context, builder, signature, args):
-            ir, (count, target, sources) = Ir(builder, isa == "avx512"), args
+            ir, (count, target, sources) = Ir(builder, ISAS[isa]), args
             places = cgutils.unpack_tuple(builder, sources)
 
             def step(i, _):

@@ -22,12 +22,12 @@ GROUP_TOKENS = 8  # consecutive tokens of one sequence that attend together and 
 
 
 @intrinsic(prefer_literal=True)
-def score_tile(typingctx, avx512, bf16, rows, q, ldq, k, scores, ldscores, scale, head_dim):
+def score_tile(typingctx, isa, bf16, rows, q, ldq, k, scores, ldscores, scale, head_dim):
     """scores[0:rows, 0:16] = scale * q @ k for one block. q: rows of bfloat16 or float32, as the cache."""
-    avx512_, bf16_, rows_ = avx512.literal_value, bf16.literal_value, rows.literal_value
+    isa_, bf16_, rows_ = isa.literal_value, bf16.literal_value, rows.literal_value
 
     def codegen(context, builder, signature, args):
-        ir = Ir(builder, avx512_)
+        ir = Ir(builder, isa_)
         q, ldq, k, scores, ldscores, scale, head_dim = args[3:]
         q_row = [ir.at(q, builder.mul(ldq, I64(r))) for r in range(rows_)]
         steps = 8
@@ -51,7 +51,7 @@ def score_tile(typingctx, avx512, bf16, rows, q, ldq, k, scores, ldscores, scale
         return context.get_dummy_value()
 
     args = [types.int64] * 5 + [types.float32, types.int64]
-    return types.void(avx512, bf16, rows, *args), codegen
+    return types.void(isa, bf16, rows, *args), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -104,14 +104,14 @@ def softmax_row(typingctx, bf16, scores, length, blocks):
 
 @intrinsic(prefer_literal=True)
 def value_tile(
-    typingctx, avx512, bf16, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim
+    typingctx, isa, bf16, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim
 ):
     """o[r, 0:16 * vectors] = factors[r] * p[r] @ values over a sequence's blocks; table: int64 block numbers."""
-    avx512_, bf16_ = avx512.literal_value, bf16.literal_value
+    isa_, bf16_ = isa.literal_value, bf16.literal_value
     rows_, vectors_ = rows.literal_value, vectors.literal_value
 
     def codegen(context, builder, signature, args):
-        ir = Ir(builder, avx512_)
+        ir = Ir(builder, isa_)
         p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim = args[4:]
         p_row = [ir.at(p, builder.mul(ldp, I64(r))) for r in range(rows_)]
         row_bytes = ir.times(head_dim, 4)
@@ -139,13 +139,13 @@ def value_tile(
                 ir.store(builder.fmul(acc[r * vectors_ + j], factor), ir.at(o, builder.mul(ldo, I64(r))), 64 * j)
         return context.get_dummy_value()
 
-    return types.void(avx512, bf16, rows, vectors, *[types.int64] * 10), codegen
+    return types.void(isa, bf16, rows, vectors, *[types.int64] * 10), codegen
 
 
 @njit(cache=True, nogil=True)
-def score(avx512, bf16, rows, q, ldq, k, scores, ldscores, scale, head_dim):
-    """score_tile as a function to be compiled on its own, once for each (avx512, bf16, rows)."""
-    score_tile(avx512, bf16, rows, q, ldq, k, scores, ldscores, scale, head_dim)
+def score(isa, bf16, rows, q, ldq, k, scores, ldscores, scale, head_dim):
+    """score_tile as a function to be compiled on its own, once for each (isa, bf16, rows)."""
+    score_tile(isa, bf16, rows, q, ldq, k, scores, ldscores, scale, head_dim)
 
 
 @njit(cache=True, nogil=True)
@@ -155,9 +155,9 @@ def softmax(bf16, scores, length, blocks, factor):
 
 
 @njit(cache=True, nogil=True)
-def value(avx512, bf16, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim):
-    """value_tile as a function to be compiled on its own, once for each (avx512, bf16, rows, vectors)."""
-    value_tile(avx512, bf16, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim)
+def value(isa, bf16, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim):
+    """value_tile as a function to be compiled on its own, once for each (isa, bf16, rows, vectors)."""
+    value_tile(isa, bf16, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim)
 
 
 @njit(cache=True, nogil=True)

@@ -1,5 +1,5 @@
-"""Which instructions the tiles may use: "avx512" (VNNI for u8 x s8 dot products, BF16 for pairs of bfloat16), or
-"portable", plain vector code that LLVM lowers for any processor."""
+"""Which instructions the tiles may use. From the best down: "avx512" (VNNI for u8 x s8 dot products, BF16 for pairs of
+bfloat16), "vnni256" (VNNI on 256 bits), "avx2", and "portable", plain vector code that LLVM lowers for any processor."""
 
 import platform
 from dataclasses import dataclass
@@ -9,8 +9,16 @@ import llvmlite.binding as llvm
 
 from millpond.errors import ConfigError
 
-ISAS = ("avx512", "portable")
-AVX512_NEEDS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512bf16")
+PORTABLE, AVX2, VNNI256, AVX512 = range(4)  # what compiled code is literally told
+ISAS = {"avx512": AVX512, "vnni256": VNNI256, "avx2": AVX2, "portable": PORTABLE}
+AVX2_NEEDS = ("avx2", "fma", "f16c")
+# What each needs, in one of these ways. VNNI on 256 bits came to some processors without AVX512.
+NEEDS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "avx512": (("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512bf16"),),
+    "vnni256": ((*AVX2_NEEDS, "avxvnni"), (*AVX2_NEEDS, "avx512vl", "avx512vnni")),
+    "avx2": (AVX2_NEEDS,),
+    "portable": ((),),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +29,9 @@ class CpuFeatures:
     architecture: str
     flags: frozenset[str]
 
-    def missing(self, needs: tuple[str, ...]) -> list[str]:
-        return [flag for flag in needs if flag not in self.flags]
+    def missing(self, isa: str) -> list[str]:
+        """What an instruction set needs and this processor lacks, by the way that lacks the least."""
+        return min(([flag for flag in way if flag not in self.flags] for way in NEEDS[isa]), key=len)
 
 
 def detect() -> CpuFeatures:
@@ -40,6 +49,12 @@ def _processor_name() -> str:
     return llvm.get_host_cpu_name()
 
 
+def runnable(features: CpuFeatures | None = None) -> list[str]:
+    """The names of all kernels that this processor can run, the best first."""
+    features = features or detect()
+    return [isa for isa in ISAS if not features.missing(isa)]
+
+
 def choose(setting: str = "auto", features: CpuFeatures | None = None) -> str:
     """The name of the kernels to use: the best that the processor has, or the one asked for.
 
@@ -47,10 +62,24 @@ def choose(setting: str = "auto", features: CpuFeatures | None = None) -> str:
     """
     features = features or detect()
     if setting == "auto":
-        return "portable" if features.missing(AVX512_NEEDS) else "avx512"
+        return runnable(features)[0]
     if setting not in ISAS:
         raise ConfigError(f"isa must be one of auto, {', '.join(ISAS)}; got {setting!r}")
-    missing = features.missing(AVX512_NEEDS) if setting == "avx512" else []
+    missing = features.missing(setting)
     if missing:
-        raise ConfigError(f"isa avx512 needs {', '.join(missing)}, which this processor lacks; use --isa auto")
+        raise ConfigError(f"isa {setting} needs {', '.join(missing)}, which this processor lacks; use --isa auto")
     return setting
+
+
+def limits(isa: int) -> dict[str, str]:
+    """The LLVM function attributes that keep the code of a 256-bit instruction set to what its processors have; none
+    for the others."""
+    if isa not in (AVX2, VNNI256):
+        return {}
+    features = dict(llvm.get_host_cpu_features())
+    if isa == VNNI256 and not features["avxvnni"]:  # then it is AVX512's own, on 256 bits
+        return {"prefer-vector-width": "256", "min-legal-vector-width": "0"}
+    for flag in features:
+        if "avx512" in flag or flag.startswith("avx10") or (isa == AVX2 and flag == "avxvnni"):
+            features[flag] = False
+    return {"target-features": ",".join(f"{'+' if on else '-'}{flag}" for flag, on in sorted(features.items()))}

@@ -5,6 +5,7 @@ w = scale * code + offset with a float16 scale and offset for each (column, grou
 with a float32 scale for each (row, group); BF16 and F32 are what their names say.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +13,9 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from millpond.kernels.isa import AVX2
 from millpond.kernels.link import call
-from millpond.kernels.simd import F32, I32, I64, V16F32, V16I16, V16I32, V64I8, Ir, address
+from millpond.kernels.simd import F32, I32, I64, V16F32, V16I16, V16I32, V32I16, V64I8, Ir, address
 from millpond.kernels.threads import shared_items
 
 # In a tile, all bytes for a few k stand side by side for the 48 columns, so that one load feeds 16 lanes:
@@ -30,6 +32,7 @@ from millpond.kernels.threads import shared_items
 # A few input channels are so large that they would coarsen their whole group. They are a property of the model; a row's
 # values there are kept in float32, count as 0 in their group, and are multiplied on their own at the end.
 U4, U8, BF16, F32_WEIGHTS = 0, 1, 2, 3
+UNPACKED = 4  # codes of 4 bits in the layout of U8; no layer's kind
 COLUMNS = 48
 VECTORS = COLUMNS // 16
 UNIT = 2 * COLUMNS  # the fewest columns that are whole tiles and whole groups
@@ -47,32 +50,49 @@ KIND, COLUMN_COUNT, DEPTH, WEIGHTS, SCALES, OUTLIER_COUNT, OUTLIERS, MAGNITUDES,
 DESCRIPTOR_SIZE = 9
 
 
-def _affine_group(ir, bits, rows, g, acc, a, lda, w, scales, sums, ldsums):
-    """One group of 32 along K for a tile of affine weights: integer dots, then the scales."""
+def _affine_group(ir, kind, rows, part, g, acc, a, lda, w, scales, sums, ldsums):
+    """One group of 32 along K for some vectors of a tile of affine weights: integer dots, then the scales."""
     b = ir.b
-    steps = GROUP // (8 if bits == 4 else 4)
+    steps = GROUP // (8 if kind == U4 else 4)
     w_g = ir.at(w, ir.times(g, steps * VECTORS * 64))
     a_g = [ir.at(a, b.mul(lda, I64(r)), ir.times(g, GROUP)) for r in range(rows)]
-    ints = [[ir.const(V16I32, 0)] * VECTORS for _ in range(rows)]
+    dots = [[GroupDot(ir, kind) for _ in part] for _ in range(rows)]
     for k in range(steps):
-        raw = [ir.load(V64I8, w_g, (k * VECTORS + j) * 64) for j in range(VECTORS)]
-        for h, codes in enumerate(nibbles(ir, raw) if bits == 4 else [raw]):
+        raw = [ir.load(V64I8, w_g, (k * VECTORS + j) * 64) for j in part]
+        for h, codes in enumerate(nibbles(ir, raw) if kind == U4 else [raw]):
             codes = [b.bitcast(x, V16I32) for x in codes]
             for r in range(rows):
-                activation = ir.load_splat(I32, a_g[r], (k * (8 // bits) + h) * 4)
-                for j in range(VECTORS):
-                    ints[r][j] = ir.dot_u8s8(ints[r][j], codes[j], activation)
+                activation = ir.load_splat(I32, a_g[r], (k * (2 if kind == U4 else 1) + h) * 4)
+                for dot, x in zip(dots[r], codes, strict=True):
+                    dot.add(x, activation)
     s_g = ir.at(scales, ir.times(g, SCALE_BYTES))
-    scale = [ir.half_to_float(ir.load(V16I16, s_g, 32 * j)) for j in range(VECTORS)]
-    offset = [ir.half_to_float(ir.load(V16I16, s_g, 32 * (VECTORS + j))) for j in range(VECTORS)]
+    scale = [ir.half_to_float(ir.load(V16I16, s_g, 32 * j)) for j in part]
+    offset = [ir.half_to_float(ir.load(V16I16, s_g, 32 * (VECTORS + j))) for j in part]
     result = []
     for r in range(rows):
         sums_g = ir.at(sums, b.mul(ldsums, I64(r)), ir.times(g, 8))
         s, s_sum = ir.load_splat(F32, sums_g), ir.load_splat(F32, sums_g, 4)
-        for j in range(VECTORS):
-            scaled = b.fmul(b.sitofp(ints[r][j], V16F32), s)
-            result.append(ir.fma(s_sum, offset[j], ir.fma(scaled, scale[j], acc[r * VECTORS + j])))
+        for j, dot in enumerate(dots[r]):
+            scaled = b.fmul(b.sitofp(dot.total(), V16F32), s)
+            result.append(ir.fma(s_sum, offset[j], ir.fma(scaled, scale[j], acc[r * len(part) + j])))
     return result
+
+
+class GroupDot:
+    """The integer dots of one group for 16 columns. Codes of 4 bits meet AVX2 in 16 bits, which hold a group's sum."""
+
+    def __init__(self, ir, kind):
+        self.ir, self.pairs = ir, kind != U8 and ir.isa == AVX2
+        self.sum = ir.const(V32I16 if self.pairs else V16I32, 0)
+
+    def add(self, codes, activations):
+        """Four inputs more: <16 x i32> each, of unsigned and of signed bytes."""
+        add = self.ir.pairs_u4s8 if self.pairs else self.ir.dot_u8s8
+        self.sum = add(self.sum, codes, activations)
+
+    def total(self):
+        """<16 x i32>."""
+        return self.ir.add_pairs(self.sum) if self.pairs else self.sum
 
 
 def nibbles(ir, raw):
@@ -81,29 +101,36 @@ def nibbles(ir, raw):
     return [ir.b.and_(x, low) for x in raw], [ir.b.lshr(x, four) for x in raw]
 
 
-def _float_group(ir, kind, rows, g, acc, a, lda, w):
-    """One group of 32 along K for a tile of bfloat16 (pairs) or float32 weights, summed on its own and then added:
-    the rounding errors of a short sum and of a sum of sums are smaller than those of one long chain."""
+def _float_group(ir, kind, rows, part, g, acc, a, lda, w):
+    """One group of 32 along K for some vectors of a tile of bfloat16 (pairs) or float32 weights, summed on its own and
+    then added: the rounding errors of a short sum and of a sum of sums are smaller than those of one long chain."""
     totals, acc, steps = acc, [ir.zero()] * len(acc), GROUP // 2 if kind == BF16 else GROUP
     w_g = ir.at(w, ir.times(g, steps * VECTORS * 64))
     a_g = [ir.at(a, ir.b.mul(lda, I64(r)), ir.times(g, steps * 4)) for r in range(rows)]
     for k in range(steps):
-        vectors = [ir.load(V16I32 if kind == BF16 else V16F32, w_g, (k * VECTORS + j) * 64) for j in range(VECTORS)]
+        vectors = [ir.load(V16I32 if kind == BF16 else V16F32, w_g, (k * VECTORS + j) * 64) for j in part]
         for r in range(rows):
             activation = ir.load_splat(I32 if kind == BF16 else F32, a_g[r], 4 * k)
-            for j in range(VECTORS):
-                x = r * VECTORS + j
+            for j, vector in enumerate(vectors):
+                x = r * len(part) + j
                 if kind == BF16:
-                    acc[x] = ir.dot_bf16(acc[x], vectors[j], activation)
+                    acc[x] = ir.dot_bf16(acc[x], vector, activation)
                 else:
-                    acc[x] = ir.fma(vectors[j], activation, acc[x])
+                    acc[x] = ir.fma(vector, activation, acc[x])
     return [ir.b.fadd(total, partial) for total, partial in zip(totals, acc, strict=True)]
+
+
+def parts_of(ir, rows):
+    """The tile's vectors in runs that go through K together, so that their sums stay in registers."""
+    if ir.narrow and rows > 1:
+        return [[j] for j in range(VECTORS)]
+    return [list(range(VECTORS))]
 
 
 @intrinsic(prefer_literal=True)
 def gemm_tile(
     typingctx,
-    avx512,
+    isa,
     kind,
     rows,
     add,
@@ -126,34 +153,37 @@ def gemm_tile(
     a: int8, bfloat16 or float32 [rows][K] as the kind wants it. sums: for each row float32 [K/32][scale, scale * sum of
     codes]. While it computes it fetches the next tile's scales and two runs of cache lines, at `near` and at `far`.
     """
-    avx512_, kind_, rows_ = avx512.literal_value, kind.literal_value, rows.literal_value
+    isa_, kind_, rows_ = isa.literal_value, kind.literal_value, rows.literal_value
 
     def codegen(context, builder, signature, args):
-        ir = Ir(builder, avx512_)
+        ir = Ir(builder, isa_)
         add, a, lda, w, scales, sums, lds, c, ldc, groups, near, near_count, far, far_count = args[3:]
         adds, next_scales = builder.icmp_signed("!=", add, I64(0)), ir.at(scales, ir.times(groups, SCALE_BYTES))
+        parts = parts_of(ir, rows_)
+        steps = ir.times(groups, len(parts))
         runs = [(near, near_count), (far, far_count)]
-        runs = [(*run, builder.sdiv(builder.add(run[1], builder.sub(groups, I64(1))), groups)) for run in runs]
+        runs = [(*run, builder.sdiv(builder.add(run[1], builder.sub(steps, I64(1))), steps)) for run in runs]
 
-        def group(g, acc):
+        def group(index, g, acc):
+            step, part = builder.add(ir.times(groups, index), g), parts[index]
             for start, lines, each in runs:
-                _fetch_share(ir, g, start, lines, each)
-            if kind_ in (U4, U8):
-                for line in range(SCALE_BYTES // LINE):
-                    ir.prefetch(ir.at(next_scales, ir.times(g, SCALE_BYTES)), line * LINE)
-                return _affine_group(ir, 4 if kind_ == U4 else 8, rows_, g, acc, a, lda, w, scales, sums, lds)
-            return _float_group(ir, kind_, rows_, g, acc, a, lda, w)
+                _fetch_share(ir, step, start, lines, each)
+            if kind_ in (BF16, F32_WEIGHTS):
+                return _float_group(ir, kind_, rows_, part, g, acc, a, lda, w)
+            for line in range(index, SCALE_BYTES // LINE, len(parts)):
+                ir.prefetch(ir.at(next_scales, ir.times(g, SCALE_BYTES)), line * LINE)
+            return _affine_group(ir, kind_, rows_, part, g, acc, a, lda, w, scales, sums, lds)
 
-        acc = ir.loop(groups, [ir.zero()] * (rows_ * VECTORS), group)
-        for r in range(rows_):
-            c_r = ir.at(c, builder.mul(ldc, I64(r)))
-            for j in range(VECTORS):
-                value = acc[r * VECTORS + j]
-                total = builder.fadd(ir.load(V16F32, c_r, 64 * j), value)
-                ir.store(builder.select(adds, total, value), c_r, 64 * j)
+        for index, part in enumerate(parts):
+            acc = ir.loop(groups, [ir.zero()] * (rows_ * len(part)), partial(group, index))
+            for r in range(rows_):
+                c_r = ir.at(c, builder.mul(ldc, I64(r)))
+                for j, value in zip(part, acc[r * len(part) :], strict=False):
+                    total = builder.fadd(ir.load(V16F32, c_r, 64 * j), value)
+                    ir.store(builder.select(adds, total, value), c_r, 64 * j)
         return context.get_dummy_value()
 
-    return types.void(avx512, kind, rows, *[types.int64] * 14), codegen
+    return types.void(isa, kind, rows, *[types.int64] * 14), codegen
 
 
 def _fetch_share(ir, g, start, lines, each):
@@ -248,10 +278,10 @@ def outliers(kind, w, scales, channels, count, target, rows, c, ldc, x, ldx):
 
 
 @njit(cache=True, nogil=True)
-def gemm(avx512, kind, rows, add, a, lda, w, scales, sums, ldsums, c, ldc, groups, near, near_count, far, far_count):
-    """gemm_tile as a function to be compiled on its own, once for each (avx512, kind, rows)."""
+def gemm(isa, kind, rows, add, a, lda, w, scales, sums, ldsums, c, ldc, groups, near, near_count, far, far_count):
+    """gemm_tile as a function to be compiled on its own, once for each (isa, kind, rows)."""
     gemm_tile(
-        avx512, kind, rows, add, a, lda, w, scales, sums, ldsums, c, ldc, groups, near, near_count, far, far_count
+        isa, kind, rows, add, a, lda, w, scales, sums, ldsums, c, ldc, groups, near, near_count, far, far_count
     )
 
 
@@ -277,7 +307,7 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, 
     calls = (last - first + ROWS - 1) // ROWS
     near, near_count = source + tile_bytes, (tile_bytes + calls * LINE - 1) // (calls * LINE)
     if kind == U4 and last - first >= UNPACK_ROWS:
-        kind, w = U8, address(scratch) + layer[OUTLIER_COUNT] * COLUMNS * 4
+        kind, w = UNPACKED, address(scratch) + layer[OUTLIER_COUNT] * COLUMNS * 4
         call(tiles.unpack, source, w, depth // 8)
     lda, ldsums = input_stride(layer), sums.strides[0]
     s = address(sums) + first * ldsums

@@ -11,6 +11,7 @@ from numba import njit, prange, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from millpond.kernels.isa import ISAS
 from millpond.kernels.link import call, entry_point
 from millpond.kernels.simd import I64, V16F32, V16I32, Ir, address
 from millpond.kernels.threads import clock_into, enter, leave, new_sync
@@ -57,21 +58,21 @@ class MachineRates:
 
 
 @intrinsic(prefer_literal=True)
-def probe_tile(typingctx, avx512, kind, place, count, sink):
+def probe_tile(typingctx, isa, kind, place, count, sink):
     """READ: sum up `count` pieces of 2 KB as int32, whose addresses (int64) are at `place`. The others: `count` times
     12 dot products of what is at `place`: a vector of zeros, three of weights, four of activations.
     The sums, 8 or 12 vectors, go to `sink`."""
-    avx512_, kind_ = avx512.literal_value, kind.literal_value
+    isa_, kind_ = isa.literal_value, kind.literal_value
 
     def codegen(context, builder, signature, args):
-        ir = Ir(builder, avx512_)
+        ir = Ir(builder, isa_)
         place, count, sink = args[2:]
         sums = _read(ir, place, count) if kind_ == READ else _dots(ir, kind_, place, count)
         for i, value in enumerate(sums):
             ir.store(value, sink, 64 * i)
         return context.get_dummy_value()
 
-    return types.void(avx512, kind, *[types.int64] * 3), codegen
+    return types.void(isa, kind, *[types.int64] * 3), codegen
 
 
 def _read(ir, table, count):
@@ -109,9 +110,9 @@ def _dots(ir, kind, place, count):
 
 
 @njit(cache=True, nogil=True)
-def probe(avx512, kind, place, count, sink):
-    """probe_tile as a function to be compiled on its own, once for each (avx512, kind)."""
-    probe_tile(avx512, kind, place, count, sink)
+def probe(isa, kind, place, count, sink):
+    """probe_tile as a function to be compiled on its own, once for each (isa, kind)."""
+    probe_tile(isa, kind, place, count, sink)
 
 
 @njit(cache=True, nogil=True, parallel=True)
@@ -133,9 +134,9 @@ class Probes:
 
     def __init__(self, isa: str, threads: int) -> None:
         self.isa, self.threads = isa, threads
-        avx512 = types.literal(int(isa == "avx512"))
+        level = types.literal(ISAS[isa])
         kinds = (*DOTS.values(), READ)
-        self._entries = [entry_point(probe, avx512, types.literal(kind), *[types.int64] * 3) for kind in kinds]
+        self._entries = [entry_point(probe, level, types.literal(kind), *[types.int64] * 3) for kind in kinds]
         self.sinks = np.zeros((threads, WEIGHT_VECTORS * ROWS, 16), np.int32)
 
     def run(self, kind: int, places: NDArray[np.int64], count: int) -> NDArray[np.int64]:

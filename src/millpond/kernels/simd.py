@@ -9,6 +9,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from millpond.kernels.isa import AVX2, AVX512, PORTABLE, VNNI256, limits
+
 I8, I16, I32, I64, F32, F16 = (
     ir.IntType(8),
     ir.IntType(16),
@@ -39,15 +41,23 @@ class _BFloat(ir.types.Type):
 
 V8F32, V8I32 = vector(F32, 8), vector(I32, 8)
 V16F32, V16I32, V16I16, V16I8, V64I8 = vector(F32), vector(I32), vector(I16), vector(I8), vector(I8, 64)
-V16F16, V32BF16 = vector(F16), ir.VectorType(_BFloat(), 32)
+V16F16, V32BF16, V32I16 = vector(F16), ir.VectorType(_BFloat(), 32), vector(I16, 32)
 
 
 class Ir:
-    """Emits 16-lane vector code through a llvmlite builder, with AVX512's own dot products or portably."""
+    """Emits 16-lane vector code through a llvmlite builder, for one of the instruction sets of isa.py, portably by
+    default. For the 256-bit ones the function that it emits into may use nothing wider, whatever the processor has."""
 
-    def __init__(self, builder, avx512=False):
-        self.b = builder
-        self.avx512 = avx512
+    def __init__(self, builder, isa=PORTABLE):
+        self.b, self.isa = builder, isa
+        for name, value in limits(isa).items():
+            # llvmlite knows only attributes that are single words; LLVM takes any pair of strings
+            set.add(builder.function.attributes, f'"{name}"="{value}"')
+
+    @property
+    def narrow(self):
+        """Whether a vector of 16 lanes takes two of the 16 registers."""
+        return self.isa in (AVX2, VNNI256)
 
     # ---- constants, memory ----------------------------------------------------------------------------
     def const(self, ty, value):
@@ -101,7 +111,7 @@ class Ir:
     def half_to_float(self, h):
         """<16 x i16> holding float16 to <16 x float>, exactly. The portable spelling shifts the bits into a float32's
         place and multiplies by 2**112, the difference of the exponents' biases."""
-        if self.avx512:
+        if self.isa != PORTABLE:
             return self.b.fpext(self.b.bitcast(h, V16F16), V16F32)
         wide = self.b.zext(h, V16I32)
         magnitude = self.b.shl(self.b.and_(wide, self.const(V16I32, 0x7FFF)), self.const(V16I32, 13))
@@ -122,21 +132,54 @@ class Ir:
         high = self.b.and_(x, self.const(V16I32, -65536))
         return self.b.bitcast(low, V16F32), self.b.bitcast(high, V16F32)
 
+    def halves(self, x):
+        """The lower and the upper half of a vector."""
+        undefined, half = ir.Constant(x.type, ir.Undefined), x.type.count // 2
+        orders = [ir.Constant(vector(I32, half), list(range(first, first + half))) for first in (0, half)]
+        return [self.b.shuffle_vector(x, undefined, order) for order in orders]
+
+    def by_halves(self, name, result, *args):
+        """Call an intrinsic of 256 bits on both halves of its arguments; result: the type of one half's."""
+        low, high = (self.call(name, result, *pair) for pair in zip(*map(self.halves, args), strict=True))
+        order = ir.Constant(vector(I32, 2 * result.count), list(range(2 * result.count)))
+        return self.b.shuffle_vector(low, high, order)
+
     def dot_u8s8(self, acc, weights, activations):
         """acc[i] += sum over 4 bytes of unsigned weights[4i + k] * signed activations[4i + k]; <16 x i32> each."""
-        if self.avx512:
-            w, a = self.b.bitcast(weights, V64I8), self.b.bitcast(activations, V64I8)
+        b = self.b
+        if self.isa == AVX512:
+            w, a = b.bitcast(weights, V64I8), b.bitcast(activations, V64I8)
             return self.call("llvm.x86.avx512.vpdpbusd.512", V16I32, acc, w, a)
+        if self.isa == VNNI256:
+            w, a = b.bitcast(weights, V64I8), b.bitcast(activations, V64I8)
+            return self.by_halves("llvm.x86.avx512.vpdpbusd.256", V8I32, acc, w, a)
+        if self.isa == AVX2:
+            eight = self.const(V32I16, 8)
+            w, a = b.bitcast(weights, V32I16), b.bitcast(activations, V32I16)
+            even = b.and_(w, self.const(V32I16, 255)), b.ashr(b.shl(a, eight), eight)
+            for w_, a_ in (even, (b.lshr(w, eight), b.ashr(a, eight))):
+                acc = b.add(acc, self.by_halves("llvm.x86.avx2.pmadd.wd", V8I32, w_, a_))
+            return acc
         for k in range(4):
             up, down = self.const(V16I32, 24 - 8 * k), self.const(V16I32, 24)
-            w = self.b.lshr(self.b.shl(weights, up), down)
-            a = self.b.ashr(self.b.shl(activations, up), down)
-            acc = self.b.add(acc, self.b.mul(w, a))
+            w = b.lshr(b.shl(weights, up), down)
+            a = b.ashr(b.shl(activations, up), down)
+            acc = b.add(acc, b.mul(w, a))
         return acc
+
+    def pairs_u4s8(self, acc, weights, activations):
+        """acc[i] += weights[2i] * activations[2i] + weights[2i + 1] * activations[2i + 1]; <32 x i16>, and <16 x i32> of
+        bytes: unsigned ones below 16 and signed ones. Exact for eight sums: 8 * 2 * 15 * 128 < 2**15."""
+        w, a = self.b.bitcast(weights, V64I8), self.b.bitcast(activations, V64I8)
+        return self.b.add(acc, self.by_halves("llvm.x86.avx2.pmadd.ub.sw", V16I16, w, a))
+
+    def add_pairs(self, x, factor=1):
+        """factor * (x[2i] + x[2i + 1]): <32 x i16> to <16 x i32>."""
+        return self.by_halves("llvm.x86.avx2.pmadd.wd", V8I32, x, self.const(V32I16, factor))
 
     def dot_bf16(self, acc, x, y):
         """acc[i] += x[2i] * y[2i] + x[2i + 1] * y[2i + 1]; x and y are <16 x i32> of bfloat16 pairs."""
-        if self.avx512:
+        if self.isa == AVX512:
             x, y = self.b.bitcast(x, V32BF16), self.b.bitcast(y, V32BF16)
             return self.call("llvm.x86.avx512bf16.dpbf16ps.512", V16F32, acc, x, y)
         (x0, x1), (y0, y1) = self.bf16_pair(x), self.bf16_pair(y)

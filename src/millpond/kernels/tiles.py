@@ -8,8 +8,9 @@ from numba import types
 from numpy.typing import NDArray
 
 from millpond.kernels.attention import GROUP_TOKENS, TILE_ROWS, score, softmax, value
+from millpond.kernels.isa import ISAS
 from millpond.kernels.link import entry_point
-from millpond.kernels.matmul import ROWS, U4, U8, gemm, outliers, unpack
+from millpond.kernels.matmul import ROWS, U4, U8, UNPACKED, gemm, outliers, unpack
 
 
 class Tiles(NamedTuple):
@@ -29,21 +30,23 @@ def load_tiles(
     isa: str, threads: int, *, kinds: Iterable[int], kv_dtype: type[np.generic], heads_per_kv: int, head_dim: int
 ) -> Tiles:
     """Compile, or load from the cache, the tiles for these kinds of weights, K/V type and shape of attention."""
-    avx512, bf16 = types.literal(int(isa == "avx512")), types.literal(int(kv_dtype is np.uint16))
+    level, bf16 = types.literal(ISAS[isa]), types.literal(int(kv_dtype is np.uint16))
     ints = [types.int64] * 14
-    gemms = np.zeros((4, ROWS + 1), np.int64)
-    for kind in {*kinds} | ({U8} if U4 in kinds else set()):  # a 4-bit tile that is unpacked goes on as an 8-bit one
+    gemms = np.zeros((UNPACKED + 1, ROWS + 1), np.int64)
+    unpacked = UNPACKED if isa == "avx2" else U8  # elsewhere a 4-bit tile that is unpacked goes on as an 8-bit one
+    for kind in {*kinds} | ({unpacked} if U4 in kinds else set()):
         for rows in range(1, ROWS + 1):
-            gemms[kind, rows] = entry_point(gemm, avx512, types.literal(kind), types.literal(rows), *ints)
+            gemms[kind, rows] = entry_point(gemm, level, types.literal(kind), types.literal(rows), *ints)
+    gemms[UNPACKED] = gemms[unpacked]
     outlier_entries = np.zeros(U8 + 1, np.int64)
     for kind in {U4, U8} & {*kinds}:
         outlier_entries[kind] = entry_point(outliers, types.literal(kind), *ints[:10])
     scores, values = np.zeros(TILE_ROWS + 1, np.int64), np.zeros((TILE_ROWS + 1, 5), np.int64)
     for rows in attention_rows(heads_per_kv):
         literal = types.literal(rows)
-        scores[rows] = entry_point(score, avx512, bf16, literal, *ints[:5], types.float32, types.int64)
+        scores[rows] = entry_point(score, level, bf16, literal, *ints[:5], types.float32, types.int64)
         for vectors in [4] * (head_dim >= 64) + [1] * (head_dim % 64 > 0):
-            values[rows, vectors] = entry_point(value, avx512, bf16, literal, types.literal(vectors), *ints[:10])
+            values[rows, vectors] = entry_point(value, level, bf16, literal, types.literal(vectors), *ints[:10])
     return Tiles(
         threads=threads,
         gemm=gemms,
