@@ -14,7 +14,7 @@ from openai import OpenAI
 pytestmark = pytest.mark.slow
 
 MILLPOND = [sys.executable, "-m", "millpond.cli"]
-QUESTION = "What is the capital of France?"
+QUESTION = "Name the capital of France."
 
 
 def millpond(*arguments: str, stdin: str = "") -> str:

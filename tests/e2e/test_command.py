@@ -140,7 +140,7 @@ def test_a_model_file_cut_short_is_one_line_that_says_incomplete(tmp_path, kept)
 
 
 def test_a_conversation_through_a_pipe_goes_on_past_commands_and_ends_with_the_input():
-    lines = "What is the capital of France?\n/nonsense\n\nAnd of Italy?\n"
+    lines = "Name the capital of France.\n/nonsense\n\nAnd of Italy?\n"
     done = millpond(
         *("chat", "--temperature", "0", "--max-tokens", "24", "--max-model-len", "512", "--threads", "1"), stdin=lines
     )

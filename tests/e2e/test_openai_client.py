@@ -13,7 +13,7 @@ from tiny_server import listening
 
 pytestmark = pytest.mark.slow
 
-CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+CAPITAL = [{"role": "user", "content": "Name the capital of France."}]
 QUESTION = {"model": "smollm2", "messages": CAPITAL, "temperature": 0, "max_tokens": 32}
 COUNT = {"model": "smollm2", "prompt": "1, 2, 3, 4, 5,", "temperature": 0, "max_tokens": 8}
 

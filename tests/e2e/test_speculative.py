@@ -54,7 +54,7 @@ def test_an_open_question_gets_the_same_answer_and_few_guesses(base, sampling):
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_a_text_that_is_continued_stays_the_same_by_every_rule(base, sampling):
-    prompt = base.tokenizer.encode(f"{LIST}; {LIST}; {LIST[:50]}")
+    prompt = base.tokenizer.encode(f"{LIST}\n{LIST}\n{LIST}\n{LIST[:50]}")
     plain, guessed, _, fast = both(base, Ask(prompt, SamplingParams(max_tokens=40, **sampling)))
     assert guessed == plain
     assert fast.counters.accepted_tokens > 0

@@ -39,7 +39,7 @@ each is one message."""
 EXAMPLES = examples(
     "millpond chat",
     'millpond chat smollm2 --system "Answer in one sentence."',
-    'echo "What is the capital of France?" | millpond chat --temperature 0',
+    'echo "Name the capital of France." | millpond chat --temperature 0',
 )
 
 COMMANDS = """/help   this list

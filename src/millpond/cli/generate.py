@@ -36,7 +36,7 @@ message. The temperature is 0 unless you say otherwise: greedy, the same answer 
 
 EXAMPLES = examples(
     'millpond generate "The capital of France is"',
-    'millpond generate --chat "What is the capital of France?" --max-tokens 64',
+    'millpond generate --chat "Name the capital of France." --max-tokens 64',
     "millpond generate --temperature 0.8 --top-p 0.95 --seed 7 < prompt.txt",
     'millpond generate "1 2 3" --max-tokens 4 --json',
 )
