@@ -43,14 +43,22 @@ def test_a_model_that_is_not_here_is_not_fetched_and_the_remedy_is_named(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_names_the_features_that_a_processor_lacks_and_the_kernels_it_gets(monkeypatch):
-    features = isa.CpuFeatures("Old One", "x86_64", frozenset(isa.AVX512_NEEDS) - {"avx512bf16"})
+@pytest.mark.parametrize(
+    ("lacks", "kernels", "why"),
+    [
+        ({"avx512bf16"}, "vnni256", "avx512 needs avx512bf16; it can run vnni256, avx2, portable"),
+        ({"avx512vnni", "avxvnni"}, "avx2", "vnni256 needs avxvnni; it can run avx2, portable"),
+        (set(), "avx512", "it has all they need; it can run avx512, vnni256, avx2, portable"),
+    ],
+)
+def test_it_names_the_kernels_that_a_processor_gets_and_what_it_lacks_for_better_ones(monkeypatch, lacks, kernels, why):
+    features = isa.CpuFeatures("Old One", "x86_64", frozenset(isa.FEATURES) - lacks)
     monkeypatch.setattr(isa, "detect", lambda: features)
     told = {each.name: each for each in facts.processor_facts(EngineConfig())}
     assert told["name"].value == "Old One"
-    assert told["kernels"].value == "portable"
-    assert "it lacks avx512bf16" in told["kernels"].text
-    assert told["features"].value == {flag: flag != "avx512bf16" for flag in isa.AVX512_NEEDS}
+    assert told["kernels"].value == kernels
+    assert told["kernels"].text == f"{kernels} ({why})"
+    assert told["features"].value == {flag: flag not in lacks for flag in isa.FEATURES}
 
 
 def test_kernels_that_were_asked_for_are_said_to_be_asked_for():

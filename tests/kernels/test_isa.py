@@ -1,50 +1,137 @@
-"""Which kernels run: by what the processor has, or as asked, and never what it lacks."""
+"""Which kernels run: by what the processor has, or as asked, and never what it lacks; and what their code may use."""
 
 import platform
 
+import numba
 import pytest
 
 from millpond.errors import ConfigError
-from millpond.kernels.isa import AVX512_NEEDS, CpuFeatures, choose, detect
+from millpond.kernels.isa import (
+    AVX2,
+    AVX512,
+    FEATURES,
+    NEEDS,
+    PORTABLE,
+    VNNI256,
+    CpuFeatures,
+    choose,
+    detect,
+    limits,
+    runnable,
+)
+
+HASWELL = frozenset({"avx2", "fma", "f16c"})
+ALDER_LAKE = HASWELL | {"avxvnni"}
+ICE_LAKE = HASWELL | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"}
+ZEN_4 = ICE_LAKE | {"avx512bf16"}
 
 
-def processor(*lacks: str) -> CpuFeatures:
-    return CpuFeatures("a processor", "x86_64", frozenset(AVX512_NEEDS) - set(lacks))
+def processor(flags) -> CpuFeatures:
+    return CpuFeatures("a processor", "x86_64", frozenset(flags))
 
 
-def test_a_processor_with_everything_runs_the_avx512_kernels():
-    assert choose("auto", processor()) == "avx512"
-    assert choose("avx512", processor()) == "avx512"
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (ZEN_4, ["avx512", "vnni256", "avx2", "portable"]),
+        (ICE_LAKE, ["vnni256", "avx2", "portable"]),
+        (ALDER_LAKE, ["vnni256", "avx2", "portable"]),
+        (ALDER_LAKE | ZEN_4, ["avx512", "vnni256", "avx2", "portable"]),
+        (HASWELL, ["avx2", "portable"]),
+        (HASWELL - {"fma"}, ["portable"]),
+        ({"sse2"}, ["portable"]),
+    ],
+)
+def test_a_processor_runs_the_best_kernels_that_it_can_and_may_be_told_to_run_the_others(flags, expected):
+    assert runnable(processor(flags)) == expected
+    assert choose("auto", processor(flags)) == expected[0]
+    assert [choose(isa, processor(flags)) for isa in expected] == expected
 
 
-@pytest.mark.parametrize("lacks", AVX512_NEEDS)
-def test_a_processor_that_lacks_any_part_of_avx512_runs_the_portable_kernels(lacks):
-    assert choose("auto", processor(lacks)) == "portable"
+@pytest.mark.parametrize("lacks", NEEDS["avx512"][0])
+def test_a_processor_that_lacks_any_part_of_avx512_does_not_run_its_kernels(lacks):
+    assert choose("auto", processor(ZEN_4 - {lacks})) != "avx512"
+
+
+@pytest.mark.parametrize("lacks", sorted(ALDER_LAKE))
+def test_a_processor_that_lacks_any_part_of_vnni256_does_not_run_its_kernels(lacks):
+    assert "vnni256" not in runnable(processor(ALDER_LAKE - {lacks}))
+
+
+@pytest.mark.parametrize("lacks", ["avx512vl", "avx512vnni"])
+def test_avx512s_own_vnni_does_only_with_vectors_of_every_length(lacks):
+    assert runnable(processor(ICE_LAKE - {lacks})) == ["avx2", "portable"]
 
 
 def test_a_processor_of_another_kind_runs_the_portable_kernels():
     assert choose("auto", CpuFeatures("apple-m1", "arm64", frozenset({"neon"}))) == "portable"
 
 
-def test_portable_kernels_may_be_asked_for_anywhere():
-    assert choose("portable", processor()) == "portable"
-    assert choose("portable", processor(*AVX512_NEEDS)) == "portable"
+@pytest.mark.parametrize(
+    ("isa", "flags", "lacks"),
+    [
+        ("avx512", ZEN_4 - {"avx512bf16", "avx512vnni"}, "avx512vnni, avx512bf16"),
+        ("avx512", ICE_LAKE, "avx512bf16"),
+        ("vnni256", HASWELL, "avxvnni"),
+        ("vnni256", ICE_LAKE - {"avx512vl"}, "avxvnni"),
+        ("avx2", {"avx2"}, "fma, f16c"),
+    ],
+)
+def test_kernels_that_a_processor_cannot_run_are_refused_naming_what_is_missing(isa, flags, lacks):
+    with pytest.raises(ConfigError, match=f"isa {isa} needs {lacks}, which this processor lacks; use --isa auto"):
+        choose(isa, processor(flags))
 
 
-def test_avx512_on_a_processor_without_it_is_refused_naming_what_is_missing():
-    with pytest.raises(ConfigError, match="isa avx512 needs avx512vnni, avx512bf16, which this processor lacks"):
-        choose("avx512", processor("avx512bf16", "avx512vnni"))
-
-
-@pytest.mark.parametrize("setting", ["avx2", "", "AVX512"])
+@pytest.mark.parametrize("setting", ["sse", "", "AVX512"])
 def test_an_unknown_name_is_refused_with_those_that_are_known(setting):
-    with pytest.raises(ConfigError, match=f"isa must be one of auto, avx512, portable; got '{setting}'"):
-        choose(setting, processor())
+    with pytest.raises(ConfigError, match=f"must be one of auto, avx512, vnni256, avx2, portable; got '{setting}'"):
+        choose(setting, processor(ZEN_4))
+
+
+@pytest.fixture
+def compiled_for(monkeypatch):
+    """Have Numba compile for a processor with these features, and the oldest ones beside them off."""
+
+    def pretend(flags):
+        off = {*FEATURES, "avx512fp16", "avx10.1", "gfni"} - set(flags)
+        features = [f"+{flag}" for flag in flags] + [f"-{flag}" for flag in off]
+        monkeypatch.setattr(numba.config, "CPU_FEATURES", ",".join(features))
+
+    return pretend
+
+
+def test_features_that_numba_is_told_to_do_without_are_not_there(compiled_for):
+    compiled_for(HASWELL)
+    assert detect().flags == HASWELL
+    assert choose() == "avx2"
+
+
+def allowed(isa) -> set[str]:
+    return {each[1:] for each in limits(isa)["target-features"].split(",") if each[0] == "+"}
+
+
+def test_the_code_of_avx2_has_nothing_that_came_later_whatever_the_processor_has(compiled_for):
+    compiled_for(ALDER_LAKE | ZEN_4 | {"sse2", "avx512fp16", "avx10.1", "gfni"})
+    assert allowed(AVX2) == HASWELL | {"sse2"}
+
+
+def test_the_code_of_vnni256_has_no_avx512_where_vnni_came_without_it(compiled_for):
+    compiled_for(ALDER_LAKE | ZEN_4 | {"sse2"})
+    assert allowed(VNNI256) == ALDER_LAKE | {"sse2"}
+
+
+def test_the_code_of_vnni256_is_kept_to_256_bits_where_vnni_is_avx512s_own(compiled_for):
+    compiled_for(ICE_LAKE)
+    assert limits(VNNI256) == {"prefer-vector-width": "256", "min-legal-vector-width": "0"}
+
+
+def test_the_others_may_use_all_that_the_processor_has():
+    assert limits(AVX512) == limits(PORTABLE) == {}
 
 
 def test_this_processor_is_described():
     found = detect()
     assert found.name
     assert found.architecture == platform.machine()
-    assert found.missing(("no such feature",)) == ["no such feature"]
-    assert found.missing(tuple(found.flags)) == []
+    assert choose("auto", found) == choose()
+    assert found.missing("portable") == []

@@ -37,20 +37,19 @@ def memory_fact(name: str, num_bytes: int) -> Fact:
 
 def processor_facts(config: EngineConfig) -> list[Fact]:
     """The processor, the features that the kernels ask for, and which kernels they give."""
-    from millpond.kernels.isa import AVX512_NEEDS, ISAS, choose, detect
+    from millpond.kernels.isa import FEATURES, ISAS, choose, detect, runnable
 
     cpu = detect()
-    kernels = choose(config.isa, cpu)
-    missing = cpu.missing(AVX512_NEEDS)
-    why = (
-        "asked for" if config.isa != "auto" else f"it lacks {', '.join(missing)}" if missing else "it has all they need"
-    )
-    needed = {flag: flag not in missing for flag in AVX512_NEEDS}
+    kernels, can_run = choose(config.isa, cpu), runnable(cpu)
+    better = next((isa for isa in reversed(ISAS) if isa not in can_run), None)
+    lacks = f"{better} needs {', '.join(cpu.missing(better))}" if better else "it has all they need"
+    why = "asked for" if config.isa != "auto" else lacks
+    needed = {flag: flag in cpu.flags for flag in FEATURES}
     return [
         fact("name", cpu.name),
         fact("architecture", cpu.architecture),
         fact("features", needed, ", ".join(f"{flag} {'yes' if there else 'no'}" for flag, there in needed.items())),
-        fact("kernels", kernels, f"{kernels} ({why}; of {', '.join(ISAS)})"),
+        fact("kernels", kernels, f"{kernels} ({why}; it can run {', '.join(can_run)})"),
     ]
 
 

@@ -3,6 +3,8 @@
 For each row: scores over all its blocks, a softmax over its context, then the weighted sum of the values.
 """
 
+from functools import partial
+
 import numpy as np
 from llvmlite.ir import Constant
 from numba import njit, types
@@ -28,26 +30,30 @@ def score_tile(typingctx, isa, bf16, rows, q, ldq, k, scores, ldscores, scale, h
 
     def codegen(context, builder, signature, args):
         ir = Ir(builder, isa_)
-        q, ldq, k, scores, ldscores, scale, head_dim = args[3:]
-        q_row = [ir.at(q, builder.mul(ldq, I64(r))) for r in range(rows_)]
-        steps = 8
+        q, ldq, k, scores, lds, scale, head_dim = args[3:]
+        steps, size = 8, ir.together(rows_, 3)
+        count = builder.sdiv(head_dim, I64(2 * steps if bf16_ else steps))
+        factor = ir.splat(scale)
 
-        def some_dims(i, acc):
-            acc = [list(acc[:rows_]), list(acc[rows_:])]  # two chains hide the latency
+        def some_dims(q_row, i, acc):
+            acc = [list(acc[: len(q_row)]), list(acc[len(q_row) :])]  # two chains hide the latency
             for d in range(steps):
                 key = ir.load(V16I32 if bf16_ else V16F32, ir.at(k, ir.times(i, 64 * steps)), 64 * d)
-                for r in range(rows_):
-                    query = ir.load_splat(I32 if bf16_ else F32, ir.at(q_row[r], ir.times(i, 4 * steps)), 4 * d)
+                for r, q_r in enumerate(q_row):
+                    query = ir.load_splat(I32 if bf16_ else F32, ir.at(q_r, ir.times(i, 4 * steps)), 4 * d)
                     chain = acc[d % 2]
                     chain[r] = ir.dot_bf16(chain[r], key, query) if bf16_ else ir.fma(key, query, chain[r])
             return acc[0] + acc[1]
 
-        count = builder.sdiv(head_dim, I64(2 * steps if bf16_ else steps))
-        acc = ir.loop(count, [ir.zero()] * (2 * rows_), some_dims)
-        factor = ir.splat(scale)
-        for r in range(rows_):
-            total = builder.fmul(builder.fadd(acc[r], acc[rows_ + r]), factor)
-            ir.store(total, ir.at(scores, builder.mul(ldscores, I64(r))))
+        def some_rows(i, _):
+            row = [ir.at(ir.times(i, size), r) for r in range(size)]
+            q_row = [ir.at(q, builder.mul(ldq, r)) for r in row]
+            acc = ir.loop(count, [ir.zero()] * (2 * size), partial(some_dims, q_row))
+            for r, total in zip(row, map(builder.fadd, acc[:size], acc[size:]), strict=True):
+                ir.store(builder.fmul(total, factor), ir.at(scores, builder.mul(lds, r)))
+            return []
+
+        ir.loop(I64(rows_ // size), [], some_rows)
         return context.get_dummy_value()
 
     args = [types.int64] * 5 + [types.float32, types.int64]
@@ -103,9 +109,7 @@ def softmax_row(typingctx, bf16, scores, length, blocks):
 
 
 @intrinsic(prefer_literal=True)
-def value_tile(
-    typingctx, isa, bf16, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim
-):
+def value_tile(typingctx, isa, bf16, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim):
     """o[r, 0:16 * vectors] = factors[r] * p[r] @ values over a sequence's blocks; table: int64 block numbers."""
     isa_, bf16_ = isa.literal_value, bf16.literal_value
     rows_, vectors_ = rows.literal_value, vectors.literal_value
@@ -113,30 +117,41 @@ def value_tile(
     def codegen(context, builder, signature, args):
         ir = Ir(builder, isa_)
         p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim = args[4:]
-        p_row = [ir.at(p, builder.mul(ldp, I64(r))) for r in range(rows_)]
-        row_bytes = ir.times(head_dim, 4)
+        row_bytes, rows, vectors = ir.times(head_dim, 4), ir.together(rows_, 3), ir.together(vectors_, 1)
 
-        def block(i, acc):
+        def block(p_row, v, i, acc):
             acc = list(acc)
             number = ir.load(I64, ir.at(table, ir.times(i, 8)))
             values = ir.at(v, builder.mul(number, block_bytes))
             for step in range(BLOCK // 2 if bf16_ else BLOCK):
                 row = ir.at(values, builder.mul(row_bytes, I64(step)))
-                loaded = [ir.load(V16I32 if bf16_ else V16F32, row, 64 * j) for j in range(vectors_)]
-                for r in range(rows_):
+                loaded = [ir.load(V16I32 if bf16_ else V16F32, row, 64 * j) for j in range(vectors)]
+                for r in range(rows):
                     at = ir.at(p_row[r], ir.times(i, BLOCK * (2 if bf16_ else 4)))
                     weight = ir.load_splat(I32 if bf16_ else F32, at, 4 * step)
-                    for j in range(vectors_):
-                        x = r * vectors_ + j
-                        dot = ir.dot_bf16 if bf16_ else lambda acc, x, y: ir.fma(x, y, acc)
-                        acc[x] = dot(acc[x], loaded[j], weight)
+                    for j in range(vectors):
+                        x = r * vectors + j
+                        acc[x] = ir.dot_bf16(acc[x], loaded[j], weight) if bf16_ else ir.fma(loaded[j], weight, acc[x])
             return acc
 
-        acc = ir.loop(blocks, [ir.zero()] * (rows_ * vectors_), block)
-        for r in range(rows_):
-            factor = ir.load_splat(F32, factors, 4 * r)
-            for j in range(vectors_):
-                ir.store(builder.fmul(acc[r * vectors_ + j], factor), ir.at(o, builder.mul(ldo, I64(r))), 64 * j)
+        def some_rows(i, _):
+            row = [ir.at(ir.times(i, rows), r) for r in range(rows)]
+            p_row = [ir.at(p, builder.mul(ldp, r)) for r in row]
+
+            def some_vectors(j, _):
+                first = ir.times(j, 64 * vectors)
+                acc = ir.loop(blocks, [ir.zero()] * (rows * vectors), partial(block, p_row, ir.at(v, first)))
+                for x, total in enumerate(acc):
+                    r = row[x // vectors]
+                    factor = ir.load_splat(F32, ir.at(factors, ir.times(r, 4)))
+                    target = ir.at(o, builder.mul(ldo, r), first)
+                    ir.store(builder.fmul(total, factor), target, 64 * (x % vectors))
+                return []
+
+            ir.loop(I64(vectors_ // vectors), [], some_vectors)
+            return []
+
+        ir.loop(I64(rows_ // rows), [], some_rows)
         return context.get_dummy_value()
 
     return types.void(isa, bf16, rows, vectors, *[types.int64] * 10), codegen

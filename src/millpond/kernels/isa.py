@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import llvmlite.binding as llvm
+import numba
+from numba.core.codegen import get_host_cpu_features
 
 from millpond.errors import ConfigError
 
@@ -19,6 +21,7 @@ NEEDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "avx2": (AVX2_NEEDS,),
     "portable": ((),),
 }
+FEATURES = tuple(dict.fromkeys(flag for ways in NEEDS.values() for way in ways for flag in way))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,14 @@ class CpuFeatures:
 
 def detect() -> CpuFeatures:
     """What this processor is and can do."""
-    flags = frozenset(flag for flag, present in llvm.get_host_cpu_features().items() if present)
+    flags = frozenset(flag for flag, is_there in compiled_for().items() if is_there)
     return CpuFeatures(_processor_name(), platform.machine(), flags)
+
+
+def compiled_for() -> dict[str, bool]:
+    """Which features Numba compiles for: this processor's, or those that NUMBA_CPU_FEATURES leaves of them."""
+    features = numba.config.CPU_FEATURES or get_host_cpu_features()
+    return {each[1:]: each[0] == "+" for each in features.split(",") if each}
 
 
 def _processor_name() -> str:
@@ -76,10 +85,10 @@ def limits(isa: int) -> dict[str, str]:
     for the others."""
     if isa not in (AVX2, VNNI256):
         return {}
-    features = dict(llvm.get_host_cpu_features())
-    if isa == VNNI256 and not features["avxvnni"]:  # then it is AVX512's own, on 256 bits
+    features = compiled_for()
+    if isa == VNNI256 and not features.get("avxvnni"):  # then it is AVX512's own, on 256 bits
         return {"prefer-vector-width": "256", "min-legal-vector-width": "0"}
     for flag in features:
-        if "avx512" in flag or flag.startswith("avx10") or (isa == AVX2 and flag == "avxvnni"):
+        if "avx512" in flag or flag.startswith("avx10") or (isa == AVX2 and flag in ("avxvnni", "gfni")):
             features[flag] = False
     return {"target-features": ",".join(f"{'+' if on else '-'}{flag}" for flag, on in sorted(features.items()))}

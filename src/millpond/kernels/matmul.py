@@ -50,15 +50,15 @@ KIND, COLUMN_COUNT, DEPTH, WEIGHTS, SCALES, OUTLIER_COUNT, OUTLIERS, MAGNITUDES,
 DESCRIPTOR_SIZE = 9
 
 
-def _affine_group(ir, kind, rows, part, g, acc, a, lda, w, scales, sums, ldsums):
-    """One group of 32 along K for some vectors of a tile of affine weights: integer dots, then the scales."""
+def _affine_group(ir, kind, rows, vectors, g, acc, a, lda, w, scales, sums, ldsums):
+    """One group of 32 along K for the first vectors of a tile of affine weights: integer dots, then the scales."""
     b = ir.b
     steps = GROUP // (8 if kind == U4 else 4)
     w_g = ir.at(w, ir.times(g, steps * VECTORS * 64))
     a_g = [ir.at(a, b.mul(lda, I64(r)), ir.times(g, GROUP)) for r in range(rows)]
-    dots = [[GroupDot(ir, kind) for _ in part] for _ in range(rows)]
+    dots = [[GroupDot(ir, kind) for _ in range(vectors)] for _ in range(rows)]
     for k in range(steps):
-        raw = [ir.load(V64I8, w_g, (k * VECTORS + j) * 64) for j in part]
+        raw = [ir.load(V64I8, w_g, (k * VECTORS + j) * 64) for j in range(vectors)]
         for h, codes in enumerate(nibbles(ir, raw) if kind == U4 else [raw]):
             codes = [b.bitcast(x, V16I32) for x in codes]
             for r in range(rows):
@@ -66,15 +66,15 @@ def _affine_group(ir, kind, rows, part, g, acc, a, lda, w, scales, sums, ldsums)
                 for dot, x in zip(dots[r], codes, strict=True):
                     dot.add(x, activation)
     s_g = ir.at(scales, ir.times(g, SCALE_BYTES))
-    scale = [ir.half_to_float(ir.load(V16I16, s_g, 32 * j)) for j in part]
-    offset = [ir.half_to_float(ir.load(V16I16, s_g, 32 * (VECTORS + j))) for j in part]
+    scale = [ir.half_to_float(ir.load(V16I16, s_g, 32 * j)) for j in range(vectors)]
+    offset = [ir.half_to_float(ir.load(V16I16, s_g, 32 * (VECTORS + j))) for j in range(vectors)]
     result = []
     for r in range(rows):
         sums_g = ir.at(sums, b.mul(ldsums, I64(r)), ir.times(g, 8))
         s, s_sum = ir.load_splat(F32, sums_g), ir.load_splat(F32, sums_g, 4)
         for j, dot in enumerate(dots[r]):
             scaled = b.fmul(b.sitofp(dot.total(), V16F32), s)
-            result.append(ir.fma(s_sum, offset[j], ir.fma(scaled, scale[j], acc[r * len(part) + j])))
+            result.append(ir.fma(s_sum, offset[j], ir.fma(scaled, scale[j], acc[r * vectors + j])))
     return result
 
 
@@ -101,30 +101,23 @@ def nibbles(ir, raw):
     return [ir.b.and_(x, low) for x in raw], [ir.b.lshr(x, four) for x in raw]
 
 
-def _float_group(ir, kind, rows, part, g, acc, a, lda, w):
-    """One group of 32 along K for some vectors of a tile of bfloat16 (pairs) or float32 weights, summed on its own and
+def _float_group(ir, kind, rows, vectors, g, acc, a, lda, w):
+    """One group of 32 along K for the first vectors of a tile of bfloat16 (pairs) or float32 weights, summed on its own and
     then added: the rounding errors of a short sum and of a sum of sums are smaller than those of one long chain."""
     totals, acc, steps = acc, [ir.zero()] * len(acc), GROUP // 2 if kind == BF16 else GROUP
     w_g = ir.at(w, ir.times(g, steps * VECTORS * 64))
     a_g = [ir.at(a, ir.b.mul(lda, I64(r)), ir.times(g, steps * 4)) for r in range(rows)]
     for k in range(steps):
-        vectors = [ir.load(V16I32 if kind == BF16 else V16F32, w_g, (k * VECTORS + j) * 64) for j in part]
+        loaded = [ir.load(V16I32 if kind == BF16 else V16F32, w_g, (k * VECTORS + j) * 64) for j in range(vectors)]
         for r in range(rows):
             activation = ir.load_splat(I32 if kind == BF16 else F32, a_g[r], 4 * k)
-            for j, vector in enumerate(vectors):
-                x = r * len(part) + j
+            for j, vector in enumerate(loaded):
+                x = r * vectors + j
                 if kind == BF16:
                     acc[x] = ir.dot_bf16(acc[x], vector, activation)
                 else:
                     acc[x] = ir.fma(vector, activation, acc[x])
     return [ir.b.fadd(total, partial) for total, partial in zip(totals, acc, strict=True)]
-
-
-def parts_of(ir, rows):
-    """The tile's vectors in runs that go through K together, so that their sums stay in registers."""
-    if ir.narrow and rows > 1:
-        return [[j] for j in range(VECTORS)]
-    return [list(range(VECTORS))]
 
 
 @intrinsic(prefer_literal=True)
@@ -159,26 +152,30 @@ def gemm_tile(
         ir = Ir(builder, isa_)
         add, a, lda, w, scales, sums, lds, c, ldc, groups, near, near_count, far, far_count = args[3:]
         adds, next_scales = builder.icmp_signed("!=", add, I64(0)), ir.at(scales, ir.times(groups, SCALE_BYTES))
-        parts = parts_of(ir, rows_)
-        steps = ir.times(groups, len(parts))
+        vectors = ir.together(VECTORS, VECTORS if rows_ == 1 else 1)
+        passes = VECTORS // vectors
+        steps = ir.times(groups, passes)
         runs = [(near, near_count), (far, far_count)]
         runs = [(*run, builder.sdiv(builder.add(run[1], builder.sub(steps, I64(1))), steps)) for run in runs]
 
-        def group(index, g, acc):
-            step, part = builder.add(ir.times(groups, index), g), parts[index]
+        def group(index, w, scales, g, acc):
+            step = builder.add(builder.mul(index, groups), g)
             for start, lines, each in runs:
                 _fetch_share(ir, step, start, lines, each)
             if kind_ in (BF16, F32_WEIGHTS):
-                return _float_group(ir, kind_, rows_, part, g, acc, a, lda, w)
-            for line in range(index, SCALE_BYTES // LINE, len(parts)):
-                ir.prefetch(ir.at(next_scales, ir.times(g, SCALE_BYTES)), line * LINE)
-            return _affine_group(ir, kind_, rows_, part, g, acc, a, lda, w, scales, sums, lds)
+                return _float_group(ir, kind_, rows_, vectors, g, acc, a, lda, w)
+            line = ir.at(next_scales, ir.times(g, SCALE_BYTES), ir.times(index, LINE))
+            for i in range(SCALE_BYTES // LINE // passes):
+                ir.prefetch(line, i * LINE)
+            return _affine_group(ir, kind_, rows_, vectors, g, acc, a, lda, w, scales, sums, lds)
 
-        for index, part in enumerate(parts):
-            acc = ir.loop(groups, [ir.zero()] * (rows_ * len(part)), partial(group, index))
+        for index in map(I64, range(passes)):
+            w_p, s_p, c_p = (ir.at(x, ir.times(index, vectors * size)) for x, size in ((w, 64), (scales, 32), (c, 64)))
+            acc = ir.loop(groups, [ir.zero()] * (rows_ * vectors), partial(group, index, w_p, s_p))
             for r in range(rows_):
-                c_r = ir.at(c, builder.mul(ldc, I64(r)))
-                for j, value in zip(part, acc[r * len(part) :], strict=False):
+                c_r = ir.at(c_p, builder.mul(ldc, I64(r)))
+                for j in range(vectors):
+                    value = acc[r * vectors + j]
                     total = builder.fadd(ir.load(V16F32, c_r, 64 * j), value)
                     ir.store(builder.select(adds, total, value), c_r, 64 * j)
         return context.get_dummy_value()
@@ -280,9 +277,7 @@ def outliers(kind, w, scales, channels, count, target, rows, c, ldc, x, ldx):
 @njit(cache=True, nogil=True)
 def gemm(isa, kind, rows, add, a, lda, w, scales, sums, ldsums, c, ldc, groups, near, near_count, far, far_count):
     """gemm_tile as a function to be compiled on its own, once for each (isa, kind, rows)."""
-    gemm_tile(
-        isa, kind, rows, add, a, lda, w, scales, sums, ldsums, c, ldc, groups, near, near_count, far, far_count
-    )
+    gemm_tile(isa, kind, rows, add, a, lda, w, scales, sums, ldsums, c, ldc, groups, near, near_count, far, far_count)
 
 
 @njit(cache=True, nogil=True)

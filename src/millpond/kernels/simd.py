@@ -54,10 +54,12 @@ class Ir:
             # llvmlite knows only attributes that are single words; LLVM takes any pair of strings
             set.add(builder.function.attributes, f'"{name}"="{value}"')
 
-    @property
-    def narrow(self):
-        """Whether a vector of 16 lanes takes two of the 16 registers."""
-        return self.isa in (AVX2, VNNI256)
+    def together(self, count, most):
+        """How many of `count` go through a loop together, so that their sums stay in registers: all of them, or where
+        a vector of 16 lanes takes two of 16 registers, as many as divide count, up to `most`."""
+        if self.isa not in (AVX2, VNNI256):
+            return count
+        return max(size for size in range(1, most + 1) if count % size == 0)
 
     # ---- constants, memory ----------------------------------------------------------------------------
     def const(self, ty, value):
@@ -140,9 +142,19 @@ class Ir:
 
     def by_halves(self, name, result, *args):
         """Call an intrinsic of 256 bits on both halves of its arguments; result: the type of one half's."""
-        low, high = (self.call(name, result, *pair) for pair in zip(*map(self.halves, args), strict=True))
-        order = ir.Constant(vector(I32, 2 * result.count), list(range(2 * result.count)))
-        return self.b.shuffle_vector(low, high, order)
+        return self.joined(*(self.call(name, result, *pair) for pair in zip(*map(self.halves, args), strict=True)))
+
+    def in_order(self, x):
+        """x, as a sum that LLVM does not see through: it turns long sums of integers into trees, whose many leaves do not
+        fit into 16 registers."""
+        low, high = self.halves(x)
+        hidden = ir.FunctionType(low.type, [low.type])
+        return self.joined(*(self.b.asm(hidden, "", "=x,0", [half], side_effect=False) for half in (low, high)))
+
+    def joined(self, low, high):
+        """The opposite of halves."""
+        count = 2 * low.type.count
+        return self.b.shuffle_vector(low, high, ir.Constant(vector(I32, count), list(range(count))))
 
     def dot_u8s8(self, acc, weights, activations):
         """acc[i] += sum over 4 bytes of unsigned weights[4i + k] * signed activations[4i + k]; <16 x i32> each."""
@@ -158,7 +170,7 @@ class Ir:
             w, a = b.bitcast(weights, V32I16), b.bitcast(activations, V32I16)
             even = b.and_(w, self.const(V32I16, 255)), b.ashr(b.shl(a, eight), eight)
             for w_, a_ in (even, (b.lshr(w, eight), b.ashr(a, eight))):
-                acc = b.add(acc, self.by_halves("llvm.x86.avx2.pmadd.wd", V8I32, w_, a_))
+                acc = self.in_order(b.add(acc, self.by_halves("llvm.x86.avx2.pmadd.wd", V8I32, w_, a_)))
             return acc
         for k in range(4):
             up, down = self.const(V16I32, 24 - 8 * k), self.const(V16I32, 24)
@@ -171,7 +183,7 @@ class Ir:
         """acc[i] += weights[2i] * activations[2i] + weights[2i + 1] * activations[2i + 1]; <32 x i16>, and <16 x i32> of
         bytes: unsigned ones below 16 and signed ones. Exact for eight sums: 8 * 2 * 15 * 128 < 2**15."""
         w, a = self.b.bitcast(weights, V64I8), self.b.bitcast(activations, V64I8)
-        return self.b.add(acc, self.by_halves("llvm.x86.avx2.pmadd.ub.sw", V16I16, w, a))
+        return self.in_order(self.b.add(acc, self.by_halves("llvm.x86.avx2.pmadd.ub.sw", V16I16, w, a)))
 
     def add_pairs(self, x, factor=1):
         """factor * (x[2i] + x[2i + 1]): <32 x i16> to <16 x i32>."""
