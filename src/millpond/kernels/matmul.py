@@ -35,7 +35,8 @@ VECTORS = COLUMNS // 16
 UNIT = 2 * COLUMNS  # the fewest columns that are whole tiles and whole groups
 GROUP = 32
 ROWS = 4
-ROW_BLOCK = 128  # rows that go through one unpacked tile
+ROW_BLOCK = 128  # the most rows that go through one unpacked tile
+OWN_ROWS = 64  # from so many rows a thread on, a thread takes rows and all tiles; else tiles and all rows
 UNPACK_ROWS = 20  # from so many rows on, a 4-bit tile is unpacked once instead of for every 4 rows
 SCALE_BYTES = 2 * COLUMNS * 2  # one group of one tile
 LINE = 64
@@ -355,9 +356,19 @@ def linear(tiles, sync, thread, layer, rows, inputs, sums, outputs, scratch, err
 
     Its calls do the errand from call `index` on; returns the number of the next one.
     """
-    blocks, ldc = (rows + ROW_BLOCK - 1) // ROW_BLOCK, outputs.strides[0]
-    for item in shared_items(sync, thread, layer[COLUMN_COUNT] // COLUMNS * blocks):
-        tile, first = item // blocks, item % blocks * ROW_BLOCK
-        last, c = min(first + ROW_BLOCK, rows), address(outputs) + first * ldc + tile * COLUMNS * 4
+    across, block, ldc = layer[COLUMN_COUNT] // COLUMNS, rows_at_once(rows, len(sync) // 2), outputs.strides[0]
+    for item in shared_items(sync, thread, across * ((rows + block - 1) // block)):
+        tile, first = item % across, item // across * block
+        last, c = min(first + block, rows), address(outputs) + first * ldc + tile * COLUMNS * 4
         index = linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, errand, index)
     return index
+
+
+@njit(cache=True, nogil=True)
+def rows_at_once(rows, threads):
+    """How many rows go through a tile at a time. Where there are enough of them, the blocks are such that a thread's
+    share of a linear layer is the same rows as in the phases before and after, which are then in its own caches."""
+    if rows < threads * OWN_ROWS:
+        return ROW_BLOCK
+    blocks = threads * ((rows + threads * ROW_BLOCK - 1) // (threads * ROW_BLOCK))
+    return ((rows + blocks - 1) // blocks + ROWS - 1) // ROWS * ROWS
