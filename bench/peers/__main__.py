@@ -31,6 +31,7 @@ from bench.peers.store import RunStore
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, help=__doc__)
 console = Console(stderr=True, highlight=False)
 
+WIDTH = 150  # of the table where nobody says how wide the page is
 ALL_ENGINES = ",".join(ENGINES)
 ALL_GROUPS = ",".join(GROUPS)
 Work = Annotated[
@@ -252,7 +253,10 @@ def show(store: RunStore) -> None:
     header, records = store.header(), list(store.records())
     some, names = report.rows(records), report.names_of(records)
     known = header["facts"]
-    Console().print(report.table(some, names))
+    output = Console()
+    if not output.is_terminal:
+        output = Console(width=WIDTH)
+    output.print(report.table(some, names))
     print("Medians; ± is half of the spread between rounds. To the best peer: above 1 millpond is ahead.")
     print(f"* others took more than {report.NOISY:.0%} of the cores in some round.")
     for reason in report.absences(records):

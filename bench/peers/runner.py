@@ -58,7 +58,8 @@ class Runner:
 
     def _phase(self, phase: str, pending: Sequence[Job]) -> None:
         failed: dict[str, str] = {}
-        for job in pending:
+        # Starts come first, so that the server of the last one is warmed up for the rest and kept.
+        for job in sorted(pending, key=lambda job: job.measurement.group != "startup"):
             name = job.contender
             if name not in failed:
                 try:
@@ -113,10 +114,10 @@ class Runner:
     def _session(self, phase: str, name: str) -> Any:
         """The contender's session, started at its first job and paused since its last."""
         if name not in self._open:
-            self.tell(f"{name}: starting")
             if phase == "server":
                 self._open[name] = self._server(name)
             else:
+                self.tell(f"{name}: starting")
                 contender = self.contenders[name]
                 settings = contender.engine.variants[contender.variant]
                 self._open[name] = contender.engine.open_offline(self.site, name, settings, phase == "prefix")
@@ -127,6 +128,7 @@ class Runner:
         if contender.engine.plan_server is None:
             raise NotMeasurableError(f"{name}: its package has no HTTP server")
         plan = contender.engine.plan_server(self.site, contender.engine.variants[contender.variant], False)
+        self.tell(f"{name}: starting its server")
         return ServerSession.start(self.site, name, plan, FIRST, environment)
 
     def _start_up(self, job: Job) -> Sample:

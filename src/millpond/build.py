@@ -192,6 +192,7 @@ def _build_runner(
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=plan.max_model_len,
             vocab_size=vocab_size,
+            notify=notify,
             max_drafts=0 if config.speculative == "off" else config.speculative_tokens,
         )
         runner.warm_up()

@@ -77,6 +77,15 @@ def test_streaming_gives_percentiles_of_ttft_and_itl_in_milliseconds():
     }
 
 
+def test_rows_come_in_the_order_of_their_groups_and_sizes_as_they_were_measured():
+    keys = ("memory/server", "decode/4", "http/w1", "decode/16")
+    records = [record("millpond", key=key) for key in keys]
+    records[0]["sample"] = {"bytes": 1}
+    records[2]["sample"] |= {"ttft": [1.0], "itl": [1.0]}
+    found = list(dict.fromkeys(row.key for row in report.rows(records)))
+    assert found == ["decode/4", "decode/16", "http/w1", "memory/server"]
+
+
 def test_a_contender_that_failed_is_shown_as_failed_and_its_error_is_kept():
     failed = {"key": "decode/16", "contender": "vllm", "round": 1, "error": "vllm: the worker ended"}
     records = [record("millpond"), failed]

@@ -169,3 +169,11 @@ def test_the_peak_memory_of_the_offline_phase_is_recorded_for_each_engine(tmp_pa
     house.run()
     memory = {each["contender"]: each["sample"] for each in house.store.records() if each["key"] == "memory/offline"}
     assert memory == {"a": {"bytes": 1000}, "b": {"bytes": 1000}}
+
+
+def test_servers_are_started_for_the_figures_before_anything_is_asked_of_them(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(Runner, "_job", lambda self, phase, job: told.append(job.measurement.group))
+    house = House(tmp_path, groups=("http", "startup"))
+    house.runner.run()
+    assert told == ["startup"] * 6 + ["http"] * 6

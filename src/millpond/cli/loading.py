@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +34,19 @@ def fetch_model(model: str, settings: Settings) -> Path:
 def open_engine(model: str, config: EngineConfig, settings: Settings) -> Engine:
     """An engine that is ready to serve the model."""
     path = fetch_model(model, settings)
-    from millpond.build import build_engine
+    with setting_up():
+        from millpond.build import build_engine
 
-    return build_engine(str(path), config, notify=notify, cache_dir=settings.cache_folder)
+        return build_engine(str(path), config, notify=notify, cache_dir=settings.cache_folder)
+
+
+@contextmanager
+def setting_up() -> Iterator[None]:
+    """For work that makes many objects which stay for good. Looking for garbage among them takes a tenth of a start,
+    and later would now and then hold up a step; nothing is looked for meanwhile, nor among them ever after."""
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()

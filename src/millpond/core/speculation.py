@@ -14,7 +14,7 @@ from millpond.core.request import Request
 
 FIXED_ROWS = 3  # as measured, between 3 and 5; the low end tries fewer guesses
 MEMORY = 8  # how many guesses a chance remembers
-PROBE_EVERY = 32  # so many tokens after its last draft, a request that does not pay tries one
+PROBE_EVERY = 32  # where nothing pays, one step in so many has a guess, to find out whether that has changed
 
 # What a run of 4, 3 or 2 tokens is worth before anything was tried: 0.8, 0.6, 0.4.
 FIRST_CHANCES = {length: length / (1 + max(RUN_LENGTHS)) for length in RUN_LENGTHS}
@@ -79,7 +79,7 @@ class PromptLookup:
             return ()
         record.run_length, start = found
         count = load.take(record.chances[record.run_length], min(most, self.max_tokens))
-        if count == 0 and request.num_output_tokens >= record.drafted_at + PROBE_EVERY:
+        if count == 0 and request.num_output_tokens - record.drafted_at >= PROBE_EVERY * load.rows:
             count = 1
         if count:
             record.drafted_at = request.num_output_tokens

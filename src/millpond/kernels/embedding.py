@@ -31,7 +31,7 @@ def embed(layer, token, target):
             target[k] = float_at(w + k * 192)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _embed_affine(kind, depth, tile, column, weights, scales, target):
     s = scales + tile * (depth // GROUP) * SCALE_BYTES + column * 2
     w = weights + tile * depth * (24 if kind == U4 else 48) + column * 4

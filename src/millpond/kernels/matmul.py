@@ -262,7 +262,7 @@ def unpack(source, target, count):
     unpack_tile(source, target, count)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, errand, index):
     """Rows first..last of one tile of a linear layer, while the next tile is fetched from memory, and the part of an
     errand that falls to these calls, the first of which is number `index`.

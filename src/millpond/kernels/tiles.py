@@ -1,6 +1,6 @@
 """The tiles that a model needs, each compiled on its own for this processor, as a table of addresses."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -26,31 +26,41 @@ class Tiles(NamedTuple):
 
 
 def load_tiles(
-    isa: str, threads: int, *, kinds: Iterable[int], kv_dtype: type[np.generic], heads_per_kv: int, head_dim: int
+    isa: str,
+    threads: int,
+    *,
+    kinds: Iterable[int],
+    kv_dtype: type[np.generic],
+    heads_per_kv: int,
+    head_dim: int,
+    link: Callable[..., int] = entry_point,
 ) -> Tiles:
-    """Compile, or load from the cache, the tiles for these kinds of weights, K/V type and shape of attention."""
+    """Compile, or load from the cache, the tiles for these kinds of weights, K/V type and shape of attention.
+
+    link is called with each function and the types of its arguments, and returns its address.
+    """
     avx512, bf16 = types.literal(int(isa == "avx512")), types.literal(int(kv_dtype is np.uint16))
     ints = [types.int64] * 14
     gemms = np.zeros((4, ROWS + 1), np.int64)
     for kind in {*kinds} | ({U8} if U4 in kinds else set()):  # a 4-bit tile that is unpacked goes on as an 8-bit one
         for rows in range(1, ROWS + 1):
-            gemms[kind, rows] = entry_point(gemm, avx512, types.literal(kind), types.literal(rows), *ints)
+            gemms[kind, rows] = link(gemm, avx512, types.literal(kind), types.literal(rows), *ints)
     outlier_entries = np.zeros(U8 + 1, np.int64)
     for kind in {U4, U8} & {*kinds}:
-        outlier_entries[kind] = entry_point(outliers, types.literal(kind), *ints[:10])
+        outlier_entries[kind] = link(outliers, types.literal(kind), *ints[:10])
     scores, values = np.zeros(TILE_ROWS + 1, np.int64), np.zeros((TILE_ROWS + 1, 5), np.int64)
     for rows in attention_rows(heads_per_kv):
         literal = types.literal(rows)
-        scores[rows] = entry_point(score, avx512, bf16, literal, *ints[:5], types.float32, types.int64)
+        scores[rows] = link(score, avx512, bf16, literal, *ints[:5], types.float32, types.int64)
         for vectors in [4] * (head_dim >= 64) + [1] * (head_dim % 64 > 0):
-            values[rows, vectors] = entry_point(value, avx512, bf16, literal, types.literal(vectors), *ints[:10])
+            values[rows, vectors] = link(value, avx512, bf16, literal, types.literal(vectors), *ints[:10])
     return Tiles(
         threads=threads,
         gemm=gemms,
-        unpack=entry_point(unpack, *ints[:3]),
+        unpack=link(unpack, *ints[:3]),
         outliers=outlier_entries,
         score=scores,
-        softmax=entry_point(softmax, bf16, *ints[:4]),
+        softmax=link(softmax, bf16, *ints[:4]),
         value=values,
     )
 

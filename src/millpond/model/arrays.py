@@ -153,3 +153,12 @@ def new_scratch(
         factors=np.zeros((threads, group_rows), np.float32),
         sync=new_sync(threads),
     )
+
+
+def touch(cache: KVCache, scratch: Scratch, blocks: int) -> None:
+    """Write zeros over the cache's first blocks and the scratch, so that the system has found memory for them: a huge
+    page takes it up to milliseconds, and each layer's part of the cache begins in one of its own."""
+    for array in cache:
+        array[:, :blocks] = 0
+    for array in scratch:
+        array.fill(0)

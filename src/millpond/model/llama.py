@@ -8,7 +8,7 @@ from numba import njit, prange, typeof, types
 
 from millpond.kernels.attention import BLOCK, attend
 from millpond.kernels.embedding import embed
-from millpond.kernels.link import call, entry_point
+from millpond.kernels.link import call, entry_point, inner_copy
 from millpond.kernels.matmul import (
     COLUMN_COUNT,
     COLUMNS,
@@ -37,8 +37,11 @@ from millpond.kernels.threads import share_of, shared_items, start_phases
 QKV, OUT, GATE_UP, DOWN = range(4)
 
 
-# For functions that only compiled code calls: without a way in from Python they compile in half the time.
+# For functions that only compiled code calls: without a way in from Python they compile in half the time. What they
+# call has one where it was made, for whoever wants to try it alone.
 inner = njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+attend, embed, linear, prepare = (inner_copy(each) for each in (attend, embed, linear, prepare))
+rms_norm, rotate, write_key, write_value = (inner_copy(each) for each in (rms_norm, rotate, write_key, write_value))
 
 
 @njit(cache=True, nogil=True, parallel=True)
@@ -52,9 +55,9 @@ def forward(entry, tiles, weights, cache, batch, scratch):
         call(entry, thread, tiles, weights, cache, batch, scratch)
 
 
-def link_forward(tiles, weights, cache, batch, scratch):
-    """Compile (or load) `walk` for these arguments' types; returns its address."""
-    return entry_point(walk, types.int64, *(typeof(each) for each in (tiles, weights, cache, batch, scratch)))
+def link_forward(tiles, weights, cache, batch, scratch, link=entry_point):
+    """Compile (or load) `walk` for these arguments' types; returns its address. link does it, as in load_tiles."""
+    return link(walk, types.int64, *(typeof(each) for each in (tiles, weights, cache, batch, scratch)))
 
 
 @inner

@@ -1,7 +1,8 @@
 """From a SchedulerOutput to sampled tokens: arrays, the forward pass, the sampler."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numba
 import numpy as np
@@ -11,17 +12,21 @@ from millpond.core.block_pool import blocks_for_length
 from millpond.core.step import RequestFault, SampledTokens, ScheduledRequest, SchedulerOutput, StepResult
 from millpond.kernels.attention import BLOCK, GROUP_TOKENS
 from millpond.kernels.pack import Packed
+from millpond.kernels.precompile import Job, Wanted, compile_missing
 from millpond.kernels.tiles import Tiles, load_tiles
-from millpond.model.arrays import Batch, KVCache, Scratch, Weights, new_kv_cache, new_scratch, new_weights
+from millpond.model import llama
+from millpond.model.arrays import Batch, KVCache, Scratch, Weights, new_kv_cache, new_scratch, new_weights, touch
 from millpond.model.config import ModelConfig
 from millpond.model.llama import forward, link_forward
 from millpond.model.outliers import PROBE_TOKENS, find_outliers, probe_tokens, take_out
 from millpond.model.weights import LlamaWeights
 from millpond.runner.sampler import Sampler
-from millpond.runner.sampler_kernels import NO_DRAFT
+from millpond.runner.sampler_kernels import NO_DRAFT, sample_rows
 
 # Not every threading layer of Numba lets two threads enter a parallel region at once: one of them ends the process.
 ONE_REGION = threading.Lock()
+# Of the pool, how many blocks for each slot are in memory before the first request.
+FIRST_BLOCKS = 4
 
 
 class ModelRunner:
@@ -45,10 +50,12 @@ class ModelRunner:
         max_model_len: int,
         vocab_size: int,
         max_drafts: int = 0,
+        notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.config, self._packed = config, packed
         self._max_rows, self._max_model_len, self._vocab_size = max_num_batched_tokens, max_model_len, vocab_size
         self._per_block = block_size // BLOCK
+        self._first_blocks = FIRST_BLOCKS * max_num_seqs * self._per_block
         self._kv_dtype = np.float32 if dtype == "float32" else np.uint16
         self._weights: Weights = new_weights(config, packed, max(max_model_len, PROBE_TOKENS))
         self._cache: KVCache = new_kv_cache(config, num_blocks * self._per_block, self._kv_dtype)
@@ -60,7 +67,9 @@ class ModelRunner:
             max_model_len=max_model_len,
             threads=threads,
         )
-        self._tiles = load_tiles(
+        self.sampler = Sampler(max_num_seqs, vocab_size, self._scratch.logits.shape[1])
+        tiles = partial(
+            load_tiles,
             isa,
             threads,
             kinds=packed.kinds,
@@ -68,14 +77,29 @@ class ModelRunner:
             heads_per_kv=config.heads_per_kv,
             head_dim=config.head_dim,
         )
+        compile_missing(self._jobs(tiles), notify)
+        self._tiles = tiles()
         self._entry = link_forward(self._tiles, self._weights, self._cache, self._batch(()), self._scratch)
-        layers = zip(packed.layers, self._weights.layers, strict=True)
+        self.outliers = self._take_out_outliers()
+
+    def _take_out_outliers(self) -> tuple[NDArray[np.int64], ...]:
+        """Tell the layers' descriptors of the outlier channels, those that came with the weights or a probe's."""
+        layers = zip(self._packed.layers, self._weights.layers, strict=True)
         pairs = [pair for each, rows in layers for pair in zip(each, rows, strict=True)]
-        pairs.append((packed.head, self._weights.head))
-        known = packed.outliers
-        self.outliers = self._find_outliers(pairs) if known is None else known
-        take_out(pairs, self.outliers)
-        self.sampler = Sampler(max_num_seqs, vocab_size, self._scratch.logits.shape[1])
+        pairs.append((self._packed.head, self._weights.head))
+        known = self._packed.outliers
+        outliers = self._find_outliers(pairs) if known is None else known
+        take_out(pairs, outliers)
+        return outliers
+
+    def _jobs(self, tiles: Callable[..., Tiles]) -> list[Job]:
+        """Everything that a step calls, the longest to compile first."""
+        small, large = Wanted(), Wanted()
+        arguments = tiles(link=small), self._weights, self._cache, self._batch(()), self._scratch
+        entry = link_forward(*arguments, link=large)
+        large(sample_rows, *map(numba.typeof, self.sampler.no_rows()))
+        large(llama.forward, *map(numba.typeof, (entry, *arguments)))
+        return large.jobs() + small.jobs()
 
     def _find_outliers(self, pairs: list[tuple[Packed, NDArray[np.int64]]]) -> tuple[NDArray[np.int64], ...]:
         """Probe on one thread, in a cache and a scratch of its own: the choice must not depend on any setting."""
@@ -199,6 +223,8 @@ class ModelRunner:
         return np.concatenate(rows)
 
     def warm_up(self) -> None:
-        """Compile (or load) everything that a step can call, so that no request waits for it."""
+        """Compile (or load) everything that a step can call, and use the memory of the first steps once: no request
+        waits for the one, or for the system to find and clear pages."""
+        touch(self._cache, self._scratch, self._first_blocks)
         self.logits([0])
         self.sampler.warm_up()

@@ -4,6 +4,7 @@ Penalties work on the raw logits, then temperature, then min_p, top_k and top_p 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,6 +120,10 @@ class Sampler:
 
     def warm_up(self) -> None:
         """Compile (or load from the cache) everything that sample() may call; changes no slot."""
+        sample_rows(*self.no_rows())
+
+    def no_rows(self) -> tuple[Any, ...]:
+        """Arguments of the compiled sampler that sample nothing."""
         none = np.empty(0, np.int64)
         logits = np.empty((0, self.logits_width), np.float32)
-        sample_rows(logits, logits.view(np.int32), none, none, none, self._rules, self._scratch, none)
+        return logits, logits.view(np.int32), none, none, none, self._rules, self._scratch, none
