@@ -151,11 +151,19 @@ def run(
 
 
 @app.command()
-def resume(name: Annotated[str, typer.Argument(help="Name of the run.")], work: Work = DEFAULT_WORK) -> None:
+def resume(
+    name: Annotated[str, typer.Argument(help="Name of the run.")],
+    work: Work = DEFAULT_WORK,
+    noisy: Annotated[
+        bool, typer.Option("--noisy", help="Measure again what others disturbed, the rows marked with *.")
+    ] = False,
+) -> None:
     """Go on with a run that was interrupted, or try again what failed in it."""
     store = open_run(work, name)
     known = store.header()["facts"]
-    carry_out(open_site(work, known["model"], ",".join(map(str, known["cores"]))), store)
+    carry_out(
+        open_site(work, known["model"], ",".join(map(str, known["cores"]))), store, report.NOISY if noisy else 1.0
+    )
 
 
 @app.command("report")
@@ -180,7 +188,7 @@ def open_run(work: Path, name: str) -> RunStore:
     return store
 
 
-def carry_out(site: Site, store: RunStore) -> None:
+def carry_out(site: Site, store: RunStore, most_noise: float = 1.0) -> None:
     """Run what is left of the plan, then show everything. An engine that is not set up is recorded as failed."""
     plan = store.plan()
     wanted = {each.name: each for each in chosen_contenders(",".join(plan.contenders))}
@@ -193,16 +201,25 @@ def carry_out(site: Site, store: RunStore) -> None:
     record_sizes(site, store, ready)
     for signal_ in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signal_, interrupt)  # the engines are in sessions of their own and would live on
+    try:
+        measure_all(site, store, plan, ready, most_noise)
+    except KeyboardInterrupt:
+        console.print(f"interrupted; go on with it: python -m bench.peers resume {store.folder.name}", soft_wrap=True)
+        raise typer.Exit(130) from None
+    for engine, reason in reasons.items():
+        store.add({"key": "install/bytes", "contender": engine, "round": 1, "error": reason})
+    show(store)
+
+
+def measure_all(site: Site, store: RunStore, plan: Plan, ready: dict[str, Contender], most_noise: float) -> None:
+    """What is left of the plan, under a progress bar."""
     with progress() as (bar, task):
         tell = partial(bar.console.print, soft_wrap=True)
-        runner = Runner(site, plan, store, ready, tell, lambda: bar.advance(task))
+        runner = Runner(site, plan, store, ready, tell, lambda: bar.advance(task), most_noise)
         bar.update(task, total=sum(1 for phase in PHASES for _ in runner.pending(phase)))
         runner.run()
         if "quality" in plan.groups:
             measure_quality(site, store, {each.engine.name for each in ready.values()}, tell)
-    for engine, reason in reasons.items():
-        store.add({"key": "install/bytes", "contender": engine, "round": 1, "error": reason})
-    show(store)
 
 
 def interrupt(signal_: int, frame: object) -> None:

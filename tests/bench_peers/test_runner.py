@@ -130,7 +130,7 @@ def test_an_engine_that_fails_is_recorded_and_closed_and_the_others_go_on(tmp_pa
     assert ("b", "close", 0) in house.happened
 
 
-def test_a_run_that_is_taken_up_again_measures_only_what_is_missing(tmp_path):
+def test_a_run_that_is_taken_up_again_warms_up_and_measures_only_what_is_missing(tmp_path):
     first = House(tmp_path)
     interrupted = FakeSession.decode
 
@@ -144,7 +144,10 @@ def test_a_run_that_is_taken_up_again_measures_only_what_is_missing(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         first.run()
     assert [name for name, what, _ in first.happened if what == "close"] == ["a", "b"]
-    assert House(tmp_path).run() == ["a", "b"]
+    assert House(tmp_path).run() == ["a", "b", "a", "b"]
+    rounds = [each["round"] for each in first.store.records() if each["key"] == "decode/2"]
+    assert rounds == [0, 0, 1, 1, 0, 0, 2, 2]
+    assert House(tmp_path).run() == []
 
 
 def test_what_an_engine_cannot_be_measured_by_is_absent_and_no_failure(tmp_path):
