@@ -40,6 +40,7 @@ OWN_ROWS = 64  # from so many rows a thread on, a thread takes rows and all tile
 UNPACK_ROWS = 20  # from so many rows on, a 4-bit tile is unpacked once instead of for every 4 rows
 SCALE_BYTES = 2 * COLUMNS * 2  # one group of one tile
 LINE = 64
+AHEAD = 4096  # bytes by which weights are fetched ahead of their use where a tile is used only once
 
 # A linear layer's descriptor, int64: kind, columns, K, address of the weights, of the scales; how many outlier
 # channels, address of their numbers (int64); address where the inputs' magnitudes are summed up (float32 [K]), or 0;
@@ -264,8 +265,8 @@ def unpack(source, target, count):
 
 @njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, errand, index):
-    """Rows first..last of one tile of a linear layer, while the next tile is fetched from memory, and the part of an
-    errand that falls to these calls, the first of which is number `index`.
+    """Rows first..last of one tile of a linear layer, while the weights that follow are fetched from memory, and the
+    part of an errand that falls to these calls, the first of which is number `index`.
 
     layer: its descriptor. inputs: the rows as prepared for the layer's kind, `input_stride` apart.
     c: the address of the first row's outputs, float32, ldc bytes from row to row. scratch: uint8, this thread's own,
@@ -276,7 +277,7 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, 
     source = w = layer[WEIGHTS] + tile * tile_bytes
     scales = layer[SCALES] + tile * groups * SCALE_BYTES
     calls = (last - first + ROWS - 1) // ROWS
-    near, near_count = source + tile_bytes, (tile_bytes + calls * LINE - 1) // (calls * LINE)
+    near, near_count = source + (tile_bytes if calls > 1 else AHEAD), (tile_bytes + calls * LINE - 1) // (calls * LINE)
     if kind == U4 and last - first >= UNPACK_ROWS:
         kind, w = U8, address(scratch) + layer[OUTLIER_COUNT] * COLUMNS * 4
         call(tiles.unpack, source, w, depth // 8)
