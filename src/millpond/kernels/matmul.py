@@ -173,20 +173,25 @@ def outlier_rows(typingctx, rows, c, ldc, outliers, x, ldx, count):
     def codegen(context, builder, signature, args):
         ir, (rows, c, ldc, outliers, x, ldx, count) = Ir(builder), args
 
-        def row(r, _):
-            c_r, x_r = ir.at(c, builder.mul(ldc, r)), ir.at(x, builder.mul(ldx, r))
+        def some_rows(first, together):
+            at = [builder.add(first, I64(r)) for r in range(together)]
+            c_rows = [ir.at(c, builder.mul(ldc, r)) for r in at]
+            x_rows = [ir.at(x, builder.mul(ldx, r)) for r in at]
 
             def outlier(o, acc):
-                value = ir.load_splat(F32, ir.at(x_r, ir.times(o, 4)))
-                w = ir.at(outliers, ir.times(o, COLUMNS * 4))
-                return [ir.fma(value, ir.load(V16F32, w, 64 * j), acc[j]) for j in range(VECTORS)]
+                w = [ir.load(V16F32, ir.at(outliers, ir.times(o, COLUMNS * 4)), 64 * j) for j in range(VECTORS)]
+                values = [ir.load_splat(F32, ir.at(x_row, ir.times(o, 4))) for x_row in x_rows]
+                return [ir.fma(values[i // VECTORS], w[i % VECTORS], each) for i, each in enumerate(acc)]
 
-            acc = ir.loop(count, [ir.load(V16F32, c_r, 64 * j) for j in range(VECTORS)], outlier)
-            for j in range(VECTORS):
-                ir.store(acc[j], c_r, 64 * j)
+            acc = ir.loop(count, [ir.load(V16F32, c_r, 64 * j) for c_r in c_rows for j in range(VECTORS)], outlier)
+            for i, each in enumerate(acc):
+                ir.store(each, c_rows[i // VECTORS], 64 * (i % VECTORS))
             return []
 
-        ir.loop(rows, [], row)
+        whole = builder.sdiv(rows, I64(ROWS))
+        ir.loop(whole, [], lambda i, _: some_rows(ir.times(i, ROWS), ROWS))
+        start = ir.times(whole, ROWS)
+        ir.loop(builder.sub(rows, start), [], lambda i, _: some_rows(builder.add(start, i), 1))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 7), codegen
