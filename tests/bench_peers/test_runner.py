@@ -2,6 +2,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from bench.peers import report
 from bench.peers.engines import Contender
 from bench.peers.engines.base import Engine
 from bench.peers.plan import Plan
@@ -97,6 +98,15 @@ def test_every_sample_is_written_down_with_what_others_took(tmp_path):
     samples = [each for each in house.store.records() if each["key"] == "decode/2"]
     assert len(samples) == 6
     assert all(each["sample"] == {"seconds": 1.0, "tokens": 128} and 0 <= each["others"] <= 1 for each in samples)
+
+
+def test_how_each_engine_was_started_is_on_record_and_makes_no_row(tmp_path):
+    house = House(tmp_path, groups=("decode",))
+    house.run()
+    records = list(house.store.records())
+    sessions = [(each["key"], each["contender"]) for each in records if "settings" in each]
+    assert sessions == [("session/offline", "a"), ("session/offline", "b")]
+    assert {row.key for row in report.rows(records)} == {"decode/2", "memory/offline"}
 
 
 def test_an_engine_is_opened_once_for_a_phase_and_closed_after_it(tmp_path):
