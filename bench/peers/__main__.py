@@ -31,6 +31,7 @@ from bench.peers.store import RunStore
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, help=__doc__)
 console = Console(stderr=True, highlight=False)
 
+WIDTH = 150  # of the table where nobody says how wide the page is
 ALL_ENGINES = ",".join(ENGINES)
 ALL_GROUPS = ",".join(GROUPS)
 Work = Annotated[
@@ -150,11 +151,19 @@ def run(
 
 
 @app.command()
-def resume(name: Annotated[str, typer.Argument(help="Name of the run.")], work: Work = DEFAULT_WORK) -> None:
+def resume(
+    name: Annotated[str, typer.Argument(help="Name of the run.")],
+    work: Work = DEFAULT_WORK,
+    noisy: Annotated[
+        bool, typer.Option("--noisy", help="Measure again what others disturbed, the rows marked with *.")
+    ] = False,
+) -> None:
     """Go on with a run that was interrupted, or try again what failed in it."""
     store = open_run(work, name)
     known = store.header()["facts"]
-    carry_out(open_site(work, known["model"], ",".join(map(str, known["cores"]))), store)
+    carry_out(
+        open_site(work, known["model"], ",".join(map(str, known["cores"]))), store, report.NOISY if noisy else 1.0
+    )
 
 
 @app.command("report")
@@ -179,7 +188,7 @@ def open_run(work: Path, name: str) -> RunStore:
     return store
 
 
-def carry_out(site: Site, store: RunStore) -> None:
+def carry_out(site: Site, store: RunStore, most_noise: float = 1.0) -> None:
     """Run what is left of the plan, then show everything. An engine that is not set up is recorded as failed."""
     plan = store.plan()
     wanted = {each.name: each for each in chosen_contenders(",".join(plan.contenders))}
@@ -192,16 +201,25 @@ def carry_out(site: Site, store: RunStore) -> None:
     record_sizes(site, store, ready)
     for signal_ in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signal_, interrupt)  # the engines are in sessions of their own and would live on
+    try:
+        measure_all(site, store, plan, ready, most_noise)
+    except KeyboardInterrupt:
+        console.print(f"interrupted; go on with it: python -m bench.peers resume {store.folder.name}", soft_wrap=True)
+        raise typer.Exit(130) from None
+    for engine, reason in reasons.items():
+        store.add({"key": "install/bytes", "contender": engine, "round": 1, "error": reason})
+    show(store)
+
+
+def measure_all(site: Site, store: RunStore, plan: Plan, ready: dict[str, Contender], most_noise: float) -> None:
+    """What is left of the plan, under a progress bar."""
     with progress() as (bar, task):
         tell = partial(bar.console.print, soft_wrap=True)
-        runner = Runner(site, plan, store, ready, tell, lambda: bar.advance(task))
+        runner = Runner(site, plan, store, ready, tell, lambda: bar.advance(task), most_noise)
         bar.update(task, total=sum(1 for phase in PHASES for _ in runner.pending(phase)))
         runner.run()
         if "quality" in plan.groups:
             measure_quality(site, store, {each.engine.name for each in ready.values()}, tell)
-    for engine, reason in reasons.items():
-        store.add({"key": "install/bytes", "contender": engine, "round": 1, "error": reason})
-    show(store)
 
 
 def interrupt(signal_: int, frame: object) -> None:
@@ -252,7 +270,10 @@ def show(store: RunStore) -> None:
     header, records = store.header(), list(store.records())
     some, names = report.rows(records), report.names_of(records)
     known = header["facts"]
-    Console().print(report.table(some, names))
+    output = Console()
+    if not output.is_terminal:
+        output = Console(width=WIDTH)
+    output.print(report.table(some, names))
     print("Medians; ± is half of the spread between rounds. To the best peer: above 1 millpond is ahead.")
     print(f"* others took more than {report.NOISY:.0%} of the cores in some round.")
     for reason in report.absences(records):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-STOP_SECONDS = 20.0
+STOP_SECONDS = 5.0
 TICKS = os.sysconf("SC_CLK_TCK")
 
 

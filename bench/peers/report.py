@@ -45,6 +45,7 @@ def figures(key: str, sample: Mapping[str, Any]) -> Iterator[Figure]:
             yield Figure("output", "tok/s", True, sample["tokens"] / sample["seconds"])
         for percent in (50, 99):
             yield Figure(f"TTFT p{percent}", "ms", False, 1000 * percentile(sample["ttft"], percent))
+        yield Figure("TPOT p50", "ms", False, 1000 * percentile(sample["tpot"], 50))
         for percent in (50, 99):
             yield Figure(f"ITL p{percent}", "ms", False, 1000 * percentile(sample["itl"], percent))
 
@@ -56,11 +57,11 @@ TITLES = {
     "shared": "shared prefix of {}, output",
     "http": "W1 over HTTP",
     "poisson": "Poisson, {} a second",
+    "quality": "beside llama.cpp on {}",
     "startup": "start-up, warm caches",
     "first-start": "start-up, the very first",
     "memory": "peak memory, {}",
     "install": "installed size",
-    "quality": "quality",
 }
 
 
@@ -108,7 +109,7 @@ class Row:
 
 
 def rows(records: Sequence[Record]) -> list[Row]:
-    """A row for each figure, in the order in which they were first measured. Warm-ups and older tries do not count."""
+    """A row for each figure, groups in the order of TITLES. Warm-ups and older tries do not count."""
     latest = {(each["key"], each["contender"], each["round"]): each for each in records if each["round"] > 0}
     values: dict[tuple[str, str], dict[str, list[float]]] = {}
     kinds: dict[tuple[str, str], Figure] = {}
@@ -123,7 +124,7 @@ def rows(records: Sequence[Record]) -> list[Row]:
         for figure in figures(key, record["sample"]):
             kinds.setdefault((key, figure.name), figure)
             values.setdefault((key, figure.name), {}).setdefault(name, []).append(figure.value)
-    return [
+    found = [
         Row(
             key,
             title(key, name),
@@ -135,6 +136,8 @@ def rows(records: Sequence[Record]) -> list[Row]:
         )
         for (key, name), by_contender in values.items()
     ]
+    order = list(TITLES)
+    return sorted(found, key=lambda row: order.index(row.key.partition("/")[0]))
 
 
 def failures(records: Sequence[Record]) -> dict[tuple[str, str], str]:

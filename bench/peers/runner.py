@@ -38,6 +38,7 @@ class Runner:
     contenders: Mapping[str, Contender]
     tell: Tell
     advance: Callable[[], None]
+    most_noise: float = 1.0  # what was measured with more of the cores taken by others is measured again
     _open: dict[str, Any] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -52,13 +53,18 @@ class Runner:
                 self._close()
 
     def pending(self, phase: str) -> Iterator[Job]:
-        done = self.store.done()
+        done = self.store.done(self.most_noise)
         some = [each for each in measurements(self.plan) if each.phase == phase]
-        return (job for job in jobs(some, tuple(self.contenders)) if job.key not in done)
+        everything = list(jobs(some, tuple(self.contenders)))
+        missing = {job.key for job in everything if job.counts and job.key not in done}
+        # An engine that was started again has to warm up again for what is missing of it.
+        warmed = {key[:2] for key in missing}
+        return (job for job in everything if job.key in missing or (not job.counts and job.key[:2] in warmed))
 
     def _phase(self, phase: str, pending: Sequence[Job]) -> None:
         failed: dict[str, str] = {}
-        for job in pending:
+        # Starts come first, so that the server of the last one is warmed up for the rest and kept.
+        for job in sorted(pending, key=lambda job: job.measurement.group != "startup"):
             name = job.contender
             if name not in failed:
                 try:
@@ -113,13 +119,16 @@ class Runner:
     def _session(self, phase: str, name: str) -> Any:
         """The contender's session, started at its first job and paused since its last."""
         if name not in self._open:
-            self.tell(f"{name}: starting")
             if phase == "server":
                 self._open[name] = self._server(name)
             else:
+                self.tell(f"{name}: starting")
                 contender = self.contenders[name]
                 settings = contender.engine.variants[contender.variant]
                 self._open[name] = contender.engine.open_offline(self.site, name, settings, phase == "prefix")
+            # For the reader of the record: a round of 0 is no figure.
+            line = {"key": f"session/{phase}", "contender": name, "round": 0}
+            self.store.add(line | {"settings": dict(self._open[name].settings)})
         return self._open[name]
 
     def _server(self, name: str, environment: Mapping[str, str] | None = None) -> ServerSession:
@@ -127,6 +136,7 @@ class Runner:
         if contender.engine.plan_server is None:
             raise NotMeasurableError(f"{name}: its package has no HTTP server")
         plan = contender.engine.plan_server(self.site, contender.engine.variants[contender.variant], False)
+        self.tell(f"{name}: starting its server")
         return ServerSession.start(self.site, name, plan, FIRST, environment)
 
     def _start_up(self, job: Job) -> Sample:

@@ -51,9 +51,11 @@ class RunStore:
             except json.JSONDecodeError:
                 continue
 
-    def done(self) -> set[tuple[str, str, int]]:
-        """The keys of the jobs that need not be run again. A failed one is tried again."""
-        return {(each["key"], each["contender"], each["round"]) for each in self.records() if "error" not in each}
+    def done(self, most_noise: float = 1.0) -> set[tuple[str, str, int]]:
+        """The keys of the jobs that need not be run again: not those whose last try failed, nor those during which
+        others took more than this share of the cores."""
+        latest = {(each["key"], each["contender"], each["round"]): each for each in self.records()}
+        return {key for key, each in latest.items() if "error" not in each and not each.get("others", 0.0) > most_noise}
 
 
 def record_of(job: Job, **content: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ DECODE_PROMPT_TOKENS = 128
 DECODE_STEPS = 64
 PROMPT_TOKENS = (32, 256)
 OUTPUT_TOKENS = (16, 128)
-SHARED_REQUESTS = 32
+SHARED_REQUESTS = 16
 SHARED_PREFIX_TOKENS = 512
 SHARED_OWN_TOKENS = 32
 SHARED_OUTPUT_TOKENS = 64
@@ -56,7 +56,7 @@ def poisson_requests(
 
 
 def shared_prefix_requests(vocab_size: int, seed: int, round_: int) -> tuple[WorkloadRequest, ...]:
-    """32 requests at once: the same first 512 tokens for all (others in each round), then 32 tokens of their own."""
+    """16 requests at once: the same first 512 tokens for all (others in each round), then 32 tokens of their own."""
     random = _random(seed, "shared", round_)
     prefix = random_prompt(random, SHARED_PREFIX_TOKENS, vocab_size)
     return tuple(

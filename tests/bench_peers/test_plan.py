@@ -52,6 +52,12 @@ def test_every_size_and_rate_is_a_measurement():
     assert keys == {"decode/2", "decode/3", "poisson/0.5", "poisson/4"}
 
 
+@pytest.mark.parametrize(("groups", "warms_up"), [(("startup",), True), (("startup", "w1"), False)])
+def test_a_start_is_tried_once_before_it_counts_where_nothing_else_has_filled_the_caches(groups, warms_up):
+    (start,) = (each for each in measurements(plan(groups=groups)) if each.group == "startup")
+    assert start.warm_up is warms_up
+
+
 def test_a_group_that_does_not_exist_is_refused_by_name():
     with pytest.raises(ValueError, match="'decods'"):
         plan(groups=("decods",))

@@ -2,6 +2,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from bench.peers import report
 from bench.peers.engines import Contender
 from bench.peers.engines.base import Engine
 from bench.peers.plan import Plan
@@ -99,6 +100,15 @@ def test_every_sample_is_written_down_with_what_others_took(tmp_path):
     assert all(each["sample"] == {"seconds": 1.0, "tokens": 128} and 0 <= each["others"] <= 1 for each in samples)
 
 
+def test_how_each_engine_was_started_is_on_record_and_makes_no_row(tmp_path):
+    house = House(tmp_path, groups=("decode",))
+    house.run()
+    records = list(house.store.records())
+    sessions = [(each["key"], each["contender"]) for each in records if "settings" in each]
+    assert sessions == [("session/offline", "a"), ("session/offline", "b")]
+    assert {row.key for row in report.rows(records)} == {"decode/2", "memory/offline"}
+
+
 def test_an_engine_is_opened_once_for_a_phase_and_closed_after_it(tmp_path):
     house = House(tmp_path, groups=("decode", "w1", "shared"))
     house.run()
@@ -127,10 +137,11 @@ def test_an_engine_that_fails_is_recorded_and_closed_and_the_others_go_on(tmp_pa
     assert {each["contender"] for each in errors} == {"b"}
     assert len(errors) == 3
     assert house.told.count("[red]b: it fell over") == 1
-    assert ("b", "close", 0) in house.happened
+    # at once, so that it takes no memory from the others
+    assert house.happened.index(("b", "close", 0)) < house.happened.index(("a", "decode", 2), 6)
 
 
-def test_a_run_that_is_taken_up_again_measures_only_what_is_missing(tmp_path):
+def test_a_run_that_is_taken_up_again_warms_up_and_measures_only_what_is_missing(tmp_path):
     first = House(tmp_path)
     interrupted = FakeSession.decode
 
@@ -144,7 +155,10 @@ def test_a_run_that_is_taken_up_again_measures_only_what_is_missing(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         first.run()
     assert [name for name, what, _ in first.happened if what == "close"] == ["a", "b"]
-    assert House(tmp_path).run() == ["a", "b"]
+    assert House(tmp_path).run() == ["a", "b", "a", "b"]
+    rounds = [each["round"] for each in first.store.records() if each["key"] == "decode/2"]
+    assert rounds == [0, 0, 1, 1, 0, 0, 2, 2]
+    assert House(tmp_path).run() == []
 
 
 def test_what_an_engine_cannot_be_measured_by_is_absent_and_no_failure(tmp_path):
@@ -169,3 +183,11 @@ def test_the_peak_memory_of_the_offline_phase_is_recorded_for_each_engine(tmp_pa
     house.run()
     memory = {each["contender"]: each["sample"] for each in house.store.records() if each["key"] == "memory/offline"}
     assert memory == {"a": {"bytes": 1000}, "b": {"bytes": 1000}}
+
+
+def test_servers_are_started_for_the_figures_before_anything_is_asked_of_them(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(Runner, "_job", lambda self, phase, job: told.append(job.measurement.group))
+    house = House(tmp_path, groups=("http", "startup"))
+    house.runner.run()
+    assert told == ["startup"] * 6 + ["http"] * 6

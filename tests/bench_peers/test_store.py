@@ -38,6 +38,22 @@ def test_what_failed_is_tried_again(store):
     assert store.done() == set()
 
 
+def test_what_was_made_good_by_a_later_try_is_done_and_what_failed_since_is_not(store):
+    for content in ({"error": "it died"}, {"sample": {"seconds": 1.0}}):
+        store.add(record_of(job(), **content))
+    assert len(store.done()) == 1
+    store.add(record_of(job(), error="it died again"))
+    assert store.done() == set()
+
+
+def test_what_others_disturbed_is_measured_again_on_request_until_it_is_quiet(store):
+    store.add(record_of(job(), sample={"seconds": 1.0}, others=0.3))
+    assert store.done() == {("decode/1", "a", 1)}
+    assert store.done(most_noise=0.05) == set()
+    store.add(record_of(job(), sample={"seconds": 1.0}, others=0.01))
+    assert store.done(most_noise=0.05) == {("decode/1", "a", 1)}
+
+
 def test_a_line_that_a_crash_cut_off_is_left_out(store):
     store.add(record_of(job(), sample={"seconds": 1.0}))
     with (store.folder / "measurements.jsonl").open("a") as lines:

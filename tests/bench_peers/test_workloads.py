@@ -55,7 +55,7 @@ def test_shared_prefix_requests_share_512_tokens_and_nothing_more():
     requests = workloads.shared_prefix_requests(VOCAB, 0, 1)
     prompts = [each.prompt_token_ids for each in requests]
     assert len({prompt[:512] for prompt in prompts}) == 1
-    assert len({prompt[512:] for prompt in prompts}) == len(prompts) == 32
+    assert len({prompt[512:] for prompt in prompts}) == len(prompts) == 16
     assert {len(prompt) for prompt in prompts} == {544}
 
 

@@ -79,8 +79,8 @@ def test_a_text_that_repeats_itself_takes_few_steps():
 def test_drafts_are_no_more_than_there_is_room_for():
     player = Player([1, 2, 3] * 20)
     player.run()
-    assert PromptLookup(3).draft(player.request, 50, StepLoad(1, 1)) == (1, 2, 3)
-    assert PromptLookup(8).draft(player.request, 2, StepLoad(1, 1)) == (1, 2)
+    assert PromptLookup(3).draft(player.request, 50, StepLoad(0, 0)) == (1, 2, 3)
+    assert PromptLookup(8).draft(player.request, 2, StepLoad(0, 0)) == (1, 2)
 
 
 def test_a_text_with_nothing_to_repeat_is_never_guessed_at():

@@ -16,8 +16,8 @@ FIXED_ROWS = 3  # as measured, between 3 and 5; the low end tries fewer guesses
 MEMORY = 8  # how many guesses a chance remembers
 PROBE_EVERY = 32  # where nothing pays, one step in so many has a guess, to find out whether that has changed
 
-# What a run of 4, 3 or 2 tokens is worth before anything was tried: 0.8, 0.6, 0.4.
-FIRST_CHANCES = {length: length / (1 + max(RUN_LENGTHS)) for length in RUN_LENGTHS}
+# What a run of 4, 3 or 2 tokens is worth before anything was tried: two thirds, a half, a third.
+FIRST_CHANCES = {length: length / (2 + max(RUN_LENGTHS)) for length in RUN_LENGTHS}
 
 
 @dataclass(slots=True)
