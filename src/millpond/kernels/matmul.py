@@ -32,7 +32,6 @@ from millpond.kernels.threads import shared_items
 # A few input channels are so large that they would coarsen their whole group. They are a property of the model; a row's
 # values there are kept in float32, count as 0 in their group, and are multiplied on their own at the end.
 U4, U8, BF16, F32_WEIGHTS = 0, 1, 2, 3
-UNPACKED = 4  # codes of 4 bits in the layout of U8; no layer's kind
 COLUMNS = 48
 VECTORS = COLUMNS // 16
 UNIT = 2 * COLUMNS  # the fewest columns that are whole tiles and whole groups
@@ -84,7 +83,7 @@ class GroupDot:
     """The integer dots of one group for 16 columns. Codes of 4 bits meet AVX2 in 16 bits, which hold a group's sum."""
 
     def __init__(self, ir, kind):
-        self.ir, self.pairs = ir, kind != U8 and ir.isa == AVX2
+        self.ir, self.pairs = ir, kind == U4 and ir.isa == AVX2
         self.sum = ir.const(V32I16 if self.pairs else V16I32, 0)
 
     def add(self, codes, activations):
@@ -308,8 +307,8 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, 
     scales = layer[SCALES] + tile * groups * SCALE_BYTES
     calls = (last - first + ROWS - 1) // ROWS
     near, near_count = source + (tile_bytes if calls > 1 else AHEAD), (tile_bytes + calls * LINE - 1) // (calls * LINE)
-    if kind == U4 and last - first >= UNPACK_ROWS:
-        kind, w = UNPACKED, address(scratch) + layer[OUTLIER_COUNT] * COLUMNS * 4
+    if kind == U4 and last - first >= tiles.unpack_rows:
+        kind, w = U8, address(scratch) + layer[OUTLIER_COUNT] * COLUMNS * 4
         call(tiles.unpack, source, w, depth // 8)
     lda, ldsums = input_stride(layer), sums.strides[0]
     s = address(sums) + first * ldsums

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from millpond.kernels.isa import ISAS
 from millpond.kernels.link import call, entry_point
+from millpond.kernels.matmul import linear
 from millpond.kernels.simd import I64, V16F32, V16I32, Ir, address
 from millpond.kernels.threads import clock_into, enter, leave, new_sync
 
@@ -127,6 +128,13 @@ def by_all(entry, places, count, sinks, clocks, sync):
         clock_into(address(clocks[thread]))
         call(entry, 0, 0, places[thread], count, address(sinks[thread]))
         clock_into(address(clocks[thread]) + 16)
+
+
+@njit(cache=True, nogil=True)
+def repeat_linear(count, tiles, sync, layer, rows, inputs, sums, outputs, scratch, errand):
+    """linear() so many times, by one thread."""
+    for _ in range(count):
+        linear(tiles, sync, 0, layer, rows, inputs, sums, outputs, scratch, errand, 0)
 
 
 class Probes:

@@ -10,16 +10,17 @@ from numpy.typing import NDArray
 from millpond.kernels.attention import GROUP_TOKENS, TILE_ROWS, score, softmax, value
 from millpond.kernels.isa import ISAS
 from millpond.kernels.link import entry_point
-from millpond.kernels.matmul import ROWS, U4, U8, UNPACKED, gemm, outliers, unpack
+from millpond.kernels.matmul import ROW_BLOCK, ROWS, U4, U8, UNPACK_ROWS, gemm, outliers, unpack
 
 
 class Tiles(NamedTuple):
     """Addresses by literal: gemm [kind, rows], outliers [kind], score [rows], value [rows, vectors];
-    threads: how many share a step."""
+    unpack_rows: from how many rows on a 4-bit tile is unpacked; threads: how many share a step."""
 
     threads: int
     gemm: NDArray[np.int64]
     unpack: int
+    unpack_rows: int
     outliers: NDArray[np.int64]
     score: NDArray[np.int64]
     softmax: int
@@ -42,12 +43,14 @@ def load_tiles(
     """
     level, bf16 = types.literal(ISAS[isa]), types.literal(int(kv_dtype is np.uint16))
     ints = [types.int64] * 14
-    gemms = np.zeros((UNPACKED + 1, ROWS + 1), np.int64)
-    unpacked = UNPACKED if isa == "avx2" else U8  # elsewhere a 4-bit tile that is unpacked goes on as an 8-bit one
-    for kind in {*kinds} | ({unpacked} if U4 in kinds else set()):
+    gemms = np.zeros((4, ROWS + 1), np.int64)
+    unpack_rows = (
+        ROW_BLOCK + 1 if isa == "avx2" else UNPACK_ROWS
+    )  # AVX2 is fastest with codes that it knows to be short
+    unpacks = U4 in kinds and unpack_rows <= ROW_BLOCK  # a 4-bit tile that is unpacked goes on as an 8-bit one
+    for kind in {*kinds} | ({U8} if unpacks else set()):
         for rows in range(1, ROWS + 1):
             gemms[kind, rows] = link(gemm, level, types.literal(kind), types.literal(rows), *ints)
-    gemms[UNPACKED] = gemms[unpacked]
     outlier_entries = np.zeros(U8 + 1, np.int64)
     for kind in {U4, U8} & {*kinds}:
         outlier_entries[kind] = link(outliers, types.literal(kind), *ints[:10])
@@ -61,6 +64,7 @@ def load_tiles(
         threads=threads,
         gemm=gemms,
         unpack=link(unpack, *ints[:3]),
+        unpack_rows=unpack_rows,
         outliers=outlier_entries,
         score=scores,
         softmax=link(softmax, bf16, *ints[:4]),

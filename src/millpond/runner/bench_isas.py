@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
-from numba import njit
 
 from millpond.errors import ConfigError
 from millpond.kernels.isa import runnable
-from millpond.kernels.matmul import BF16, GROUP, U4, U8, input_stride, linear, new_errand
+from millpond.kernels.matmul import BF16, GROUP, U4, U8, input_stride, new_errand
 from millpond.kernels.pack import Packed, pack_affine, pack_float
 from millpond.kernels.pointwise import prepare
+from millpond.kernels.roofline import repeat_linear
 from millpond.kernels.threads import new_sync
 from millpond.kernels.tiles import Tiles, load_tiles
 
@@ -67,16 +67,12 @@ def plan_of(weights: tuple[str, ...], rows: tuple[int, ...], rounds: int) -> Isa
     return IsaPlan(weights, rows, tuple(runnable()), rounds)
 
 
-@njit(cache=True, nogil=True)
-def repeat_linear(count, tiles, sync, layer, rows, inputs, sums, outputs, scratch, errand):
-    """linear() so many times, by one thread."""
-    for _ in range(count):
-        linear(tiles, sync, 0, layer, rows, inputs, sums, outputs, scratch, errand, 0)
-
-
 def measure_isas(plan: IsaPlan, clock: Callable[[], float], notify: Callable[[str], None]) -> list[IsaRow]:
-    """Carry out the plan. clock: seconds of this thread on a core; notify is called with the name of each of the plan's num_measurements before
-    it starts."""
+    """Carry out the plan.
+
+    clock: seconds that this thread was on a core. notify is called with the name of each of the plan's num_measurements
+    before it starts.
+    """
     kinds, tiles = {WEIGHTS[name] for name in plan.weights}, {}
     for isa in plan.isas:
         notify(f"compiling {isa} kernels")
@@ -85,7 +81,7 @@ def measure_isas(plan: IsaPlan, clock: Callable[[], float], notify: Callable[[st
     for name in plan.weights:
         layer = random_layer(WEIGHTS[name])
         for rows in plan.rows:
-            notify(f"{name}, {rows} rows")
+            notify(f"{name}, rows: {rows}")
             rates = layer_rates(layer, rows, tiles, plan.rounds, clock)
             result += [row_of(name, rows, isa, rates[isa], rates[BASE]) for isa in plan.isas]
     return result
@@ -107,8 +103,9 @@ def layer_rates(
         for isa, each in tiles.items():
             start = clock()
             run(each, count)
+            seconds = clock() - start
             if turn:
-                rates[isa].append(count * operations / (clock() - start))
+                rates[isa].append(count * operations / seconds)
     return rates
 
 
