@@ -10,10 +10,11 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from millpond.kernels.isa import ISAS, runnable
-from millpond.kernels.simd import V16F32, V16I8, V16I16, V16I32, V64I8, Ir
+from millpond.kernels.simd import V16F32, V16I8, V16I16, V16I32, V32I16, V64I8, Ir
 
 RUNNABLE_ISAS = runnable()
-BYTES = {V16F32: 64, V16I32: 64, V64I8: 64, V16I16: 32, V16I8: 16}
+NARROW_ISAS = [isa for isa in RUNNABLE_ISAS if isa in ("avx2", "vnni256")]
+BYTES = {V16F32: 64, V16I32: 64, V64I8: 64, V32I16: 64, V16I16: 32, V16I8: 16}
 
 
 def lanes(emit: Callable, inputs: list, output, isa: str = "portable") -> Callable[..., np.ndarray]:
@@ -52,4 +53,5 @@ def lanes(emit: Callable, inputs: list, output, isa: str = "portable") -> Callab
         entry(count, target.ctypes.data, tuple(each.ctypes.data for each in arrays))
         return target
 
+    apply.assembly = lambda: "".join(entry.inspect_asm().values())
     return apply

@@ -1,14 +1,23 @@
 """The primitives that every tile is made of, each on whole arrays against numpy."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from kernels.emit import RUNNABLE_ISAS, lanes
-from millpond.kernels.simd import V16F32, V16I16, V16I32
+from kernels.emit import NARROW_ISAS, RUNNABLE_ISAS, lanes
+from millpond.kernels.isa import ISAS
+from millpond.kernels.simd import V16F32, V16I16, V16I32, V32I16, Ir
 
 LARGEST_EXP_ERROR = 1.01  # units in the last place
 
 every_isa = pytest.mark.parametrize("isa", RUNNABLE_ISAS)
+
+
+class Builder:
+    """As much of a builder as an Ir needs that emits nothing."""
+
+    function = SimpleNamespace(attributes=set())
 
 
 def bits_of(values) -> np.ndarray:
@@ -97,6 +106,40 @@ def test_dot_u8s8_is_exact_at_the_extremes_and_between(isa):
     products = (weights.astype(np.int32) * activations).reshape(64, 16, 4)
     np.testing.assert_array_equal(got, start + products.sum(axis=2))
     assert (got - start).min() == 4 * 255 * -128
+
+
+@pytest.mark.parametrize("isa", NARROW_ISAS)
+def test_eight_sums_of_4_bit_pairs_are_exact_at_the_extremes(isa):
+    weights = np.random.default_rng(5).integers(0, 16, (64, 64), dtype=np.uint8)
+    activations = np.random.default_rng(6).integers(-128, 128, (64, 64), dtype=np.int8)
+    weights[:3], activations[0], activations[1], activations[2] = 15, -128, 127, 0
+
+    def eight(ir, w, a):
+        acc = ir.const(V32I16, 0)
+        for _ in range(8):
+            acc = ir.pairs_u4s8(acc, w, a)
+        return ir.add_pairs(acc)
+
+    got = lanes(eight, [V16I32, V16I32], V16I32, isa)(weights, activations).view(np.int32)
+    products = (weights.astype(np.int32) * activations).reshape(64, 16, 4)
+    np.testing.assert_array_equal(got, 8 * products.sum(axis=2))
+    assert got.min() == 8 * 4 * 15 * -128
+
+
+@pytest.mark.parametrize("isa", NARROW_ISAS)
+def test_kernels_of_256_bits_use_nothing_wider(isa):
+    dots = lanes(lambda ir, acc, w, a: ir.dot_u8s8(acc, w, a), [V16I32, V16I32, V16I32], V16I32, isa)
+    x = np.ones((4, 16), np.int32)
+    dots(x, x, x)
+    assert "ymm" in dots.assembly()
+    assert "zmm" not in dots.assembly()
+    assert ("vpdpbusd" if isa == "vnni256" else "vpmaddwd") in dots.assembly()
+
+
+def test_more_of_a_tile_goes_together_where_it_fits_into_the_registers():
+    together = {isa: [Ir(Builder(), level).together(count, 3) for count in (3, 4, 5, 6)] for isa, level in ISAS.items()}
+    assert together["avx512"] == together["portable"] == [3, 4, 5, 6]
+    assert together["avx2"] == together["vnni256"] == [3, 2, 1, 3]
 
 
 @every_isa

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 
 HELP = """Compare the kernels of each instruction set that this processor has, on one core.
 
-One linear layer whose weights fit a core's own cache is computed by each of them in turn, many times. A ratio is that of
-two runs one after the other, the median of the rounds, with its quartiles; 1 is the portable kernels."""
+One linear layer whose weights fit a core's own cache is computed by each of them in turn, many times. A ratio is that
+of two runs one after the other, the median of the rounds, with its quartiles; 1 is the portable kernels.
+
+The portable kernels use the widest vectors there are. NUMBA_CPU_FEATURES (LLVM's "+avx2,-avx512f,...") shows what a
+processor without some of them would get."""
 
 EXAMPLES = examples(
     "millpond bench isas",

@@ -1,5 +1,5 @@
-"""Which instructions the tiles may use. From the best down: "avx512" (VNNI for u8 x s8 dot products, BF16 for pairs of
-bfloat16), "vnni256" (VNNI on 256 bits), "avx2", and "portable", plain vector code that LLVM lowers for any processor."""
+"""Which instructions the tiles may use, from the best down: "avx512" (VNNI for u8 x s8 dot products, BF16 for pairs of
+bfloat16), "vnni256" (VNNI on 256 bits), "avx2", and "portable", vector code that LLVM lowers for any processor."""
 
 import platform
 from dataclasses import dataclass

@@ -103,8 +103,8 @@ def nibbles(ir, raw):
 
 
 def _float_group(ir, kind, rows, vectors, g, acc, a, lda, w):
-    """One group of 32 along K for the first vectors of a tile of bfloat16 (pairs) or float32 weights, summed on its own and
-    then added: the rounding errors of a short sum and of a sum of sums are smaller than those of one long chain."""
+    """One group of 32 along K for the first vectors of a tile of bfloat16 (pairs) or float32 weights, summed on its own
+    and then added: the rounding errors of a short sum and of a sum of sums are smaller than those of one long chain."""
     totals, acc, steps = acc, [ir.zero()] * len(acc), GROUP // 2 if kind == BF16 else GROUP
     w_g = ir.at(w, ir.times(g, steps * VECTORS * 64))
     a_g = [ir.at(a, ir.b.mul(lda, I64(r)), ir.times(g, steps * 4)) for r in range(rows)]

@@ -145,8 +145,8 @@ class Ir:
         return self.joined(*(self.call(name, result, *pair) for pair in zip(*map(self.halves, args), strict=True)))
 
     def in_order(self, x):
-        """x, as a sum that LLVM does not see through: it turns long sums of integers into trees, whose many leaves do not
-        fit into 16 registers."""
+        """x, as a sum that LLVM does not see through: it turns long sums of integers into trees, whose many leaves do
+        not fit into 16 registers."""
         low, high = self.halves(x)
         hidden = ir.FunctionType(low.type, [low.type])
         return self.joined(*(self.b.asm(hidden, "", "=x,0", [half], side_effect=False) for half in (low, high)))
@@ -180,14 +180,14 @@ class Ir:
         return acc
 
     def pairs_u4s8(self, acc, weights, activations):
-        """acc[i] += weights[2i] * activations[2i] + weights[2i + 1] * activations[2i + 1]; <32 x i16>, and <16 x i32> of
-        bytes: unsigned ones below 16 and signed ones. Exact for eight sums: 8 * 2 * 15 * 128 < 2**15."""
+        """acc[i] += weights[2i] * activations[2i] + weights[2i + 1] * activations[2i + 1]; <32 x i16>, and <16 x i32>
+        of bytes: unsigned ones below 16 and signed ones. AVX2; exact for eight sums, 8 * 2 * 15 * 128 < 2**15."""
         w, a = self.b.bitcast(weights, V64I8), self.b.bitcast(activations, V64I8)
         return self.in_order(self.b.add(acc, self.by_halves("llvm.x86.avx2.pmadd.ub.sw", V16I16, w, a)))
 
-    def add_pairs(self, x, factor=1):
-        """factor * (x[2i] + x[2i + 1]): <32 x i16> to <16 x i32>."""
-        return self.by_halves("llvm.x86.avx2.pmadd.wd", V8I32, x, self.const(V32I16, factor))
+    def add_pairs(self, x):
+        """x[2i] + x[2i + 1]: <32 x i16> to <16 x i32>; AVX2."""
+        return self.by_halves("llvm.x86.avx2.pmadd.wd", V8I32, x, self.const(V32I16, 1))
 
     def dot_bf16(self, acc, x, y):
         """acc[i] += x[2i] * y[2i] + x[2i + 1] * y[2i + 1]; x and y are <16 x i32> of bfloat16 pairs."""
