@@ -86,7 +86,7 @@ class PhaseTimer:
         """The median of each part and of the whole over the repetitions, after one step that is not counted."""
         step = self.step(shape)
         self.once(step)
-        running = replace(step, scheduled=tuple(replace(each, admission=None) for each in step.scheduled))
+        running = replace(step, scheduled=tuple(each._replace(admission=None) for each in step.scheduled))
         times = [self.once(running) for _ in range(repetitions)]
         parts = {name: median(each.parts[name] for each in times) for name in times[0].parts}
         best = {name: min(each.parts[name] for each in times) for name in parts}
