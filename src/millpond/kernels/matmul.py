@@ -39,6 +39,9 @@ ROW_BLOCK = 128  # rows that go through one unpacked tile
 UNPACK_ROWS = 20  # from so many rows on, a 4-bit tile is unpacked once instead of for every 4 rows
 SCALE_BYTES = 2 * COLUMNS * 2  # one group of one tile
 LINE = 64
+# How many bytes behind what it reads a tile asks for memory that nothing else is waiting for: far enough for memory to
+# answer in time, near enough to be still in the first-level cache by then.
+AHEAD, SCALES_AHEAD = 3072, 4 * SCALE_BYTES
 
 # A linear layer's descriptor, int64: kind, columns, K, address of the weights, of the scales; how many outlier
 # channels, address of their numbers (int64); address where the inputs' magnitudes are summed up (float32 [K]), or 0;
@@ -131,7 +134,7 @@ def gemm_tile(
     def codegen(context, builder, signature, args):
         ir = Ir(builder, avx512_)
         add, a, lda, w, scales, sums, lds, c, ldc, groups, near, near_count, far, far_count = args[3:]
-        adds, next_scales = builder.icmp_signed("!=", add, I64(0)), ir.at(scales, ir.times(groups, SCALE_BYTES))
+        adds, next_scales = builder.icmp_signed("!=", add, I64(0)), ir.at(scales, I64(SCALES_AHEAD))
         runs = [(near, near_count), (far, far_count)]
         runs = [(*run, builder.sdiv(builder.add(run[1], builder.sub(groups, I64(1))), groups)) for run in runs]
 
@@ -276,6 +279,8 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, 
     scales = layer[SCALES] + tile * groups * SCALE_BYTES
     calls = (last - first + ROWS - 1) // ROWS
     near, near_count = source + tile_bytes, (tile_bytes + calls * LINE - 1) // (calls * LINE)
+    if calls == 1:
+        near = source + min(tile_bytes, AHEAD)
     if kind == U4 and last - first >= UNPACK_ROWS:
         kind, w = U8, address(scratch) + layer[OUTLIER_COUNT] * COLUMNS * 4
         call(tiles.unpack, source, w, depth // 8)
