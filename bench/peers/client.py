@@ -38,6 +38,11 @@ class Timeline:
         return self.pieces[0] - self.due
 
     @property
+    def seconds_per_token(self) -> float:
+        """From the first piece to the last, over the tokens after the first: whatever pieces came late or together."""
+        return (self.pieces[-1] - self.pieces[0]) / max(1, self.tokens - 1)
+
+    @property
     def gaps(self) -> list[float]:
         return [after - before for before, after in pairwise(self.pieces)]
 
@@ -151,6 +156,7 @@ class LoadResult:
             "seconds": self.seconds,
             "tokens": sum(each.tokens for each in self.timelines),
             "ttft": [round(each.ttft, 5) for each in self.timelines],
+            "tpot": [round(each.seconds_per_token, 5) for each in self.timelines],
             "itl": [round(gap, 5) for each in self.timelines for gap in each.gaps],
         }
 

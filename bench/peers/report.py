@@ -45,6 +45,7 @@ def figures(key: str, sample: Mapping[str, Any]) -> Iterator[Figure]:
             yield Figure("output", "tok/s", True, sample["tokens"] / sample["seconds"])
         for percent in (50, 99):
             yield Figure(f"TTFT p{percent}", "ms", False, 1000 * percentile(sample["ttft"], percent))
+        yield Figure("TPOT p50", "ms", False, 1000 * percentile(sample["tpot"], 50))
         for percent in (50, 99):
             yield Figure(f"ITL p{percent}", "ms", False, 1000 * percentile(sample["itl"], percent))
 

@@ -126,6 +126,9 @@ class Runner:
                 contender = self.contenders[name]
                 settings = contender.engine.variants[contender.variant]
                 self._open[name] = contender.engine.open_offline(self.site, name, settings, phase == "prefix")
+            # For the reader of the record: a round of 0 is no figure.
+            line = {"key": f"session/{phase}", "contender": name, "round": 0}
+            self.store.add(line | {"settings": dict(self._open[name].settings)})
         return self._open[name]
 
     def _server(self, name: str, environment: Mapping[str, str] | None = None) -> ServerSession:

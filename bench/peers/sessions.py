@@ -64,7 +64,8 @@ class WorkerSession:
         )
         session = cls(name, process)
         try:
-            session.settings = session._read(READY_SECONDS)["settings"]
+            ready = session._read(READY_SECONDS)
+            session.settings = {"command": command, "environment": dict(environment), "told": ready["settings"]}
         except BaseException:
             process.stop()
             raise
@@ -182,6 +183,11 @@ class ServerSession:
                     raise self.process.failure(f"its first answer was {answer}") from None
                 time.sleep(POLL_SECONDS)
         raise self.process.failure(f"no answer in {READY_SECONDS:.0f} s")
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        plan = self.plan
+        return {"command": list(plan.command), "environment": dict(plan.environment), "told": dict(plan.extra)}
 
     def load(self, requests: Sequence[WorkloadRequest], *, stream: bool = True) -> Sample:
         """Send the requests when they are due and wait for all. Raises EngineFailure for the first that fails."""

@@ -135,9 +135,16 @@ def test_ttft_counts_from_when_the_request_was_due():
     timeline = client.Timeline(due=2.0, pieces=[2.5, 2.75, 3.5], tokens=3)
     assert timeline.ttft == 0.5
     assert timeline.gaps == [0.25, 0.75]
+    assert timeline.seconds_per_token == 0.5
 
 
 def test_a_sample_has_every_ttft_and_every_gap():
     timelines = (client.Timeline(0.0, [1.0, 2.0], 2), client.Timeline(1.0, [1.5, 1.75, 2.0], 3))
     sample = client.LoadResult(4.0, timelines).as_sample()
-    assert sample == {"seconds": 4.0, "tokens": 5, "ttft": [1.0, 0.5], "itl": [1.0, 0.25, 0.25]}
+    assert sample == {
+        "seconds": 4.0,
+        "tokens": 5,
+        "ttft": [1.0, 0.5],
+        "tpot": [1.0, 0.25],
+        "itl": [1.0, 0.25, 0.25],
+    }

@@ -67,11 +67,16 @@ def test_prefill_counts_prompt_tokens():
 
 def test_streaming_gives_percentiles_of_ttft_and_itl_in_milliseconds():
     line = record("millpond", key="poisson/2")
-    line["sample"] |= {"ttft": [n / 1000 for n in range(1, 101)], "itl": [n / 100 for n in range(1, 101)]}
+    line["sample"] |= {
+        "tpot": [0.3, 0.1, 0.2],
+        "ttft": [n / 1000 for n in range(1, 101)],
+        "itl": [n / 100 for n in range(1, 101)],
+    }
     found = {row.title: row.cells["millpond"].median for row in report.rows([line])}
     assert found == {
         "Poisson, 2 a second, TTFT p50": pytest.approx(50),
         "Poisson, 2 a second, TTFT p99": pytest.approx(99),
+        "Poisson, 2 a second, TPOT p50": pytest.approx(200),
         "Poisson, 2 a second, ITL p50": pytest.approx(500),
         "Poisson, 2 a second, ITL p99": pytest.approx(990),
     }
@@ -81,7 +86,7 @@ def test_rows_come_in_the_order_of_their_groups_and_sizes_as_they_were_measured(
     keys = ("memory/server", "decode/4", "http/w1", "decode/16")
     records = [record("millpond", key=key) for key in keys]
     records[0]["sample"] = {"bytes": 1}
-    records[2]["sample"] |= {"ttft": [1.0], "itl": [1.0]}
+    records[2]["sample"] |= {"tpot": [1.0], "ttft": [1.0], "itl": [1.0]}
     found = list(dict.fromkeys(row.key for row in report.rows(records)))
     assert found == ["decode/4", "decode/16", "http/w1", "memory/server"]
 

@@ -2,6 +2,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from bench.peers import report
 from bench.peers.engines import Contender
 from bench.peers.engines.base import Engine
 from bench.peers.plan import Plan
@@ -99,6 +100,15 @@ def test_every_sample_is_written_down_with_what_others_took(tmp_path):
     assert all(each["sample"] == {"seconds": 1.0, "tokens": 128} and 0 <= each["others"] <= 1 for each in samples)
 
 
+def test_how_each_engine_was_started_is_on_record_and_makes_no_row(tmp_path):
+    house = House(tmp_path, groups=("decode",))
+    house.run()
+    records = list(house.store.records())
+    sessions = [(each["key"], each["contender"]) for each in records if "settings" in each]
+    assert sessions == [("session/offline", "a"), ("session/offline", "b")]
+    assert {row.key for row in report.rows(records)} == {"decode/2", "memory/offline"}
+
+
 def test_an_engine_is_opened_once_for_a_phase_and_closed_after_it(tmp_path):
     house = House(tmp_path, groups=("decode", "w1", "shared"))
     house.run()
@@ -127,7 +137,8 @@ def test_an_engine_that_fails_is_recorded_and_closed_and_the_others_go_on(tmp_pa
     assert {each["contender"] for each in errors} == {"b"}
     assert len(errors) == 3
     assert house.told.count("[red]b: it fell over") == 1
-    assert ("b", "close", 0) in house.happened
+    # at once, so that it takes no memory from the others
+    assert house.happened.index(("b", "close", 0)) < house.happened.index(("a", "decode", 2), 6)
 
 
 def test_a_run_that_is_taken_up_again_warms_up_and_measures_only_what_is_missing(tmp_path):

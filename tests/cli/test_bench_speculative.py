@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from millpond.cli.app import run
+from millpond.config import EngineConfig
 from millpond.lab import bench_speculative
 from millpond.lab.bench_speculative import SpeculativePlan, SpeculativeRow
 
@@ -17,11 +19,12 @@ def plans(engine, monkeypatch):
     seen = []
 
     def carry_out(self, plan, notify):
-        seen.append((plan, self.prompts))
+        seen.append((plan, self.prompts, self.clock))
         notify("repetitive, 4 at once")
         return [ROW]
 
     monkeypatch.setattr(bench_speculative.SpeculativeBench, "run", carry_out)
+    engine.config = EngineConfig()
     return seen
 
 
@@ -43,6 +46,13 @@ def test_flags_choose_what_is_measured_and_by_which_engine(plans, engine):
     assert plans[0][0] == SpeculativePlan(sequences=(2, 80), max_tokens=9, temperature=0.5, rounds=1)
     _, config = engine.opened[0]
     assert (config.speculative, config.speculative_tokens, config.max_num_seqs) == ("ngram", 3, 80)
+
+
+@pytest.mark.parametrize(("threads", "clock"), [(1, time.process_time), (2, time.perf_counter)])
+def test_one_thread_is_measured_by_the_processors_time(plans, engine, threads, clock):
+    engine.config = EngineConfig(threads=threads)
+    assert run(["bench", "speculative"], {}) == 0
+    assert plans[0][2] is clock
 
 
 def test_the_questions_go_through_the_chat_template(plans):

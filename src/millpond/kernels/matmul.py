@@ -35,13 +35,12 @@ VECTORS = COLUMNS // 16
 UNIT = 2 * COLUMNS  # the fewest columns that are whole tiles and whole groups
 GROUP = 32
 ROWS = 4
-ROW_BLOCK = 128  # rows that go through one unpacked tile
+ROW_BLOCK = 128  # the most rows that go through one unpacked tile
+OWN_ROWS = 64  # from so many rows a thread on, a thread takes rows and all tiles; else tiles and all rows
 UNPACK_ROWS = 20  # from so many rows on, a 4-bit tile is unpacked once instead of for every 4 rows
 SCALE_BYTES = 2 * COLUMNS * 2  # one group of one tile
 LINE = 64
-# How many bytes behind what it reads a tile asks for memory that nothing else is waiting for: far enough for memory to
-# answer in time, near enough to be still in the first-level cache by then.
-AHEAD, SCALES_AHEAD = 3072, 4 * SCALE_BYTES
+AHEAD = 4096  # bytes by which weights are fetched ahead of their use where a tile is used only once
 
 # A linear layer's descriptor, int64: kind, columns, K, address of the weights, of the scales; how many outlier
 # channels, address of their numbers (int64); address where the inputs' magnitudes are summed up (float32 [K]), or 0;
@@ -134,7 +133,7 @@ def gemm_tile(
     def codegen(context, builder, signature, args):
         ir = Ir(builder, avx512_)
         add, a, lda, w, scales, sums, lds, c, ldc, groups, near, near_count, far, far_count = args[3:]
-        adds, next_scales = builder.icmp_signed("!=", add, I64(0)), ir.at(scales, I64(SCALES_AHEAD))
+        adds, next_scales = builder.icmp_signed("!=", add, I64(0)), ir.at(scales, ir.times(groups, SCALE_BYTES))
         runs = [(near, near_count), (far, far_count)]
         runs = [(*run, builder.sdiv(builder.add(run[1], builder.sub(groups, I64(1))), groups)) for run in runs]
 
@@ -174,20 +173,25 @@ def outlier_rows(typingctx, rows, c, ldc, outliers, x, ldx, count):
     def codegen(context, builder, signature, args):
         ir, (rows, c, ldc, outliers, x, ldx, count) = Ir(builder), args
 
-        def row(r, _):
-            c_r, x_r = ir.at(c, builder.mul(ldc, r)), ir.at(x, builder.mul(ldx, r))
+        def some_rows(first, together):
+            at = [builder.add(first, I64(r)) for r in range(together)]
+            c_rows = [ir.at(c, builder.mul(ldc, r)) for r in at]
+            x_rows = [ir.at(x, builder.mul(ldx, r)) for r in at]
 
             def outlier(o, acc):
-                value = ir.load_splat(F32, ir.at(x_r, ir.times(o, 4)))
-                w = ir.at(outliers, ir.times(o, COLUMNS * 4))
-                return [ir.fma(value, ir.load(V16F32, w, 64 * j), acc[j]) for j in range(VECTORS)]
+                w = [ir.load(V16F32, ir.at(outliers, ir.times(o, COLUMNS * 4)), 64 * j) for j in range(VECTORS)]
+                values = [ir.load_splat(F32, ir.at(x_row, ir.times(o, 4))) for x_row in x_rows]
+                return [ir.fma(values[i // VECTORS], w[i % VECTORS], each) for i, each in enumerate(acc)]
 
-            acc = ir.loop(count, [ir.load(V16F32, c_r, 64 * j) for j in range(VECTORS)], outlier)
-            for j in range(VECTORS):
-                ir.store(acc[j], c_r, 64 * j)
+            acc = ir.loop(count, [ir.load(V16F32, c_r, 64 * j) for c_r in c_rows for j in range(VECTORS)], outlier)
+            for i, each in enumerate(acc):
+                ir.store(each, c_rows[i // VECTORS], 64 * (i % VECTORS))
             return []
 
-        ir.loop(rows, [], row)
+        whole = builder.sdiv(rows, I64(ROWS))
+        ir.loop(whole, [], lambda i, _: some_rows(ir.times(i, ROWS), ROWS))
+        start = ir.times(whole, ROWS)
+        ir.loop(builder.sub(rows, start), [], lambda i, _: some_rows(builder.add(start, i), 1))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 7), codegen
@@ -266,8 +270,8 @@ def unpack(source, target, count):
 
 @njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, errand, index):
-    """Rows first..last of one tile of a linear layer, while the next tile is fetched from memory, and the part of an
-    errand that falls to these calls, the first of which is number `index`.
+    """Rows first..last of one tile of a linear layer, while the weights that follow are fetched from memory, and the
+    part of an errand that falls to these calls, the first of which is number `index`.
 
     layer: its descriptor. inputs: the rows as prepared for the layer's kind, `input_stride` apart.
     c: the address of the first row's outputs, float32, ldc bytes from row to row. scratch: uint8, this thread's own,
@@ -278,9 +282,7 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, 
     source = w = layer[WEIGHTS] + tile * tile_bytes
     scales = layer[SCALES] + tile * groups * SCALE_BYTES
     calls = (last - first + ROWS - 1) // ROWS
-    near, near_count = source + tile_bytes, (tile_bytes + calls * LINE - 1) // (calls * LINE)
-    if calls == 1:
-        near = source + min(tile_bytes, AHEAD)
+    near, near_count = source + (tile_bytes if calls > 1 else AHEAD), (tile_bytes + calls * LINE - 1) // (calls * LINE)
     if kind == U4 and last - first >= UNPACK_ROWS:
         kind, w = U8, address(scratch) + layer[OUTLIER_COUNT] * COLUMNS * 4
         call(tiles.unpack, source, w, depth // 8)
@@ -360,9 +362,19 @@ def linear(tiles, sync, thread, layer, rows, inputs, sums, outputs, scratch, err
 
     Its calls do the errand from call `index` on; returns the number of the next one.
     """
-    blocks, ldc = (rows + ROW_BLOCK - 1) // ROW_BLOCK, outputs.strides[0]
-    for item in shared_items(sync, thread, layer[COLUMN_COUNT] // COLUMNS * blocks):
-        tile, first = item // blocks, item % blocks * ROW_BLOCK
-        last, c = min(first + ROW_BLOCK, rows), address(outputs) + first * ldc + tile * COLUMNS * 4
+    across, block, ldc = layer[COLUMN_COUNT] // COLUMNS, rows_at_once(rows, len(sync) // 2), outputs.strides[0]
+    for item in shared_items(sync, thread, across * ((rows + block - 1) // block)):
+        tile, first = item % across, item // across * block
+        last, c = min(first + block, rows), address(outputs) + first * ldc + tile * COLUMNS * 4
         index = linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, errand, index)
     return index
+
+
+@njit(cache=True, nogil=True)
+def rows_at_once(rows, threads):
+    """How many rows go through a tile at a time. Where there are enough of them, the blocks are such that a thread's
+    share of a linear layer is the same rows as in the phases before and after, which are then in its own caches."""
+    if rows < threads * OWN_ROWS:
+        return ROW_BLOCK
+    blocks = threads * ((rows + threads * ROW_BLOCK - 1) // (threads * ROW_BLOCK))
+    return ((rows + blocks - 1) // blocks + ROWS - 1) // ROWS * ROWS

@@ -69,6 +69,7 @@ class Scratch(NamedTuple):
     """Room for one step of up to `rows` tokens; see new_scratch for the shapes."""
 
     hidden: NDArray[np.float32]
+    last: NDArray[np.float32]
     inputs: NDArray[np.uint8]
     sums: NDArray[np.float32]
     qkv: NDArray[np.float32]
@@ -136,6 +137,7 @@ def new_scratch(
     blocks, group_rows = -(-max_model_len // BLOCK), GROUP_TOKENS * config.heads_per_kv
     return Scratch(
         hidden=np.zeros((rows, padded(config.hidden_size)), np.float32),
+        last=np.zeros((sampled, padded(config.hidden_size)), np.float32),
         inputs=np.zeros(max(rows, sampled) * (narrow * 4 + 64), np.uint8),
         sums=np.zeros((max(rows, sampled), narrow // 16 + MOST_OUTLIERS), np.float32),
         qkv=np.zeros((rows, padded(heads * config.head_dim)), np.float32),

@@ -60,6 +60,19 @@ class Work:
     cache_bytes: float = 0
     operations: dict[str, float] = field(default_factory=dict)
 
+    def __add__(self, other: "Work") -> "Work":
+        """Both, as one phase over all layers; the rows are those of the first."""
+        operations = dict(self.operations)
+        for dot, count in other.operations.items():
+            operations[dot] = operations.get(dot, 0) + count
+        return Work(
+            self.rows,
+            self.parts + other.parts,
+            self.memory_bytes + other.memory_bytes,
+            self.cache_bytes + other.cache_bytes,
+            operations,
+        )
+
     def floor(self, rates: MachineRates, step_bytes: float) -> tuple[float, str]:
         """The least seconds, and what bounds them: "memory", "cache" or "compute". step_bytes: what the whole step
         reads of weights and K/V, which says where it comes from."""
@@ -123,9 +136,11 @@ def step_work(
     config: ModelConfig, weights: LlamaWeights, shape: StepShape, kv_position_bytes: float, kv_dot: str
 ) -> dict[str, Work]:
     """The work of every part of a step by name; kv_position_bytes: of one position over all layers, keys and values;
-    kv_dot: the kind of product that they meet. The arrays before the walk have no floor worth a name."""
+    kv_dot: the kind of product that they meet. The arrays before the walk have no floor worth a name. After the last
+    attention only the rows that sample go on."""
     rows, layers, sampled = shape.rows, config.num_layers, shape.sequences
     qkv, out, gate_up, down = zip(*weights.layers, strict=True)
+    inner = layers - 1
     hidden, heads = config.hidden_size, config.num_heads * config.head_dim
     both = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
 
@@ -141,11 +156,11 @@ def step_work(
         "q k v": linear_work(qkv, rows),
         "rotate, write": row_work(layers, rows, both, heads * 2 + kv_position_bytes / layers),
         "attend": attention_work(config, shape, kv_position_bytes, kv_dot),
-        "gather": row_work(layers, rows, heads, prepared(out)),
-        "out": linear_work(out, rows),
-        "norm 2": row_work(layers, rows, hidden, prepared(gate_up)),
-        "gate * up": gated_work(gate_up, rows, prepared(down)),
-        "down": linear_work(down, rows),
+        "gather": row_work(inner, rows, heads, prepared(out)) + row_work(1, sampled, heads, prepared(out)),
+        "out": linear_work(out[:-1], rows) + linear_work(out[-1:], sampled),
+        "norm 2": row_work(inner, rows, hidden, prepared(gate_up)) + row_work(1, sampled, hidden, prepared(gate_up)),
+        "gate * up": gated_work(gate_up[:-1], rows, prepared(down)) + gated_work(gate_up[-1:], sampled, prepared(down)),
+        "down": linear_work(down[:-1], rows) + linear_work(down[-1:], sampled),
         "last norm": row_work(1, sampled, hidden, head_input),
         "head": linear_work([weights.head], sampled),
         AFTER: row_work(1, sampled, config.vocab_size, 0),

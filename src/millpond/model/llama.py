@@ -13,13 +13,13 @@ from millpond.kernels.matmul import (
     COLUMN_COUNT,
     COLUMNS,
     DEPTH,
-    ROW_BLOCK,
     UNIT,
     calls_of,
     input_stride,
     linear,
     linear_tile,
     new_errand,
+    rows_at_once,
 )
 from millpond.kernels.pointwise import (
     copy_row,
@@ -62,30 +62,35 @@ def link_forward(tiles, weights, cache, batch, scratch, link=entry_point):
 
 @inner
 def walk(thread, tiles, weights, cache, batch, scratch):
-    """One thread's part of a step. Each call is a phase and returns when all of the phase's work is done."""
-    sync, rows, unpacked = scratch.sync, batch.tokens.size, scratch.unpacked[thread]
+    """One thread's part of a step. Each call is a phase and returns when all of the phase's work is done.
+
+    After the last attention only the rows that want logits go on, in scratch.last.
+    """
+    sync, rows, hidden, unpacked = scratch.sync, batch.tokens.size, scratch.hidden, scratch.unpacked[thread]
     inputs, sums, layers = scratch.inputs, scratch.sums, weights.layers
     idle = new_errand(0, 0, batch.blocks[:0], 1)
     embed_rows(thread, weights, batch, scratch)
     errand, at = fetch_cache(thread, cache.keys[0], layers[0], batch, sync), 0
     for i in range(len(layers)):
         layer, keys, values = layers[i], cache.keys[i], cache.values[i]
-        norm_rows(thread, weights.norms[2 * i], weights.epsilon, layer[QKV], rows, scratch)
+        is_last = i + 1 == len(layers)
+        norm_rows(thread, weights.norms[2 * i], weights.epsilon, layer[QKV], rows, hidden, scratch)
         linear(tiles, sync, thread, layer[QKV], rows, inputs, sums, scratch.qkv, unpacked, errand, at)
         rotate_rows(thread, weights, keys, values, batch, scratch)
         attend_groups(tiles, thread, weights, keys, values, batch, scratch)
-        gather_rows(thread, weights, layer[OUT], rows, scratch)
-        linear(tiles, sync, thread, layer[OUT], rows, inputs, sums, scratch.hidden, unpacked, idle, 0)
-        norm_rows(thread, weights.norms[2 * i + 1], weights.epsilon, layer[GATE_UP], rows, scratch)
+        if is_last:
+            rows, hidden = batch.sampled.size, scratch.last
+        gather_rows(thread, weights, layer[OUT], rows, is_last, batch.sampled, scratch)
+        linear(tiles, sync, thread, layer[OUT], rows, inputs, sums, hidden, unpacked, idle, 0)
+        norm_rows(thread, weights.norms[2 * i + 1], weights.epsilon, layer[GATE_UP], rows, hidden, scratch)
         following = min(i + 1, len(layers) - 1)
         errand = fetch_cache(thread, cache.keys[following], layers[following], batch, sync)
         at = gate_up_units(tiles, thread, weights.ffn_size, layer, rows, scratch, errand)
         at = linear(
-            tiles, sync, thread, layer[DOWN], rows, scratch.ffn_inputs, scratch.ffn_sums, scratch.hidden, unpacked,
-            errand, at,
-        )  # fmt: skip
-    norm_sampled(thread, weights, batch.sampled, scratch)
-    linear(tiles, sync, thread, weights.head, batch.sampled.size, inputs, sums, scratch.logits, unpacked, idle, 0)
+            tiles, sync, thread, layer[DOWN], rows, scratch.ffn_inputs, scratch.ffn_sums, hidden, unpacked, errand, at
+        )
+    norm_rows(thread, weights.norms[-1], weights.epsilon, weights.head, rows, hidden, scratch)
+    linear(tiles, sync, thread, weights.head, rows, inputs, sums, scratch.logits, unpacked, idle, 0)
 
 
 @inner
@@ -107,24 +112,13 @@ def embed_rows(thread, weights, batch, scratch):
 
 
 @inner
-def norm_row(thread, source, target, gain, epsilon, layer, scratch):
-    """Row `target` of a linear layer's input = the norm of row `source` of the hidden state."""
+def norm_rows(thread, gain, epsilon, layer, rows, hidden, scratch):
+    """The norms of the hidden rows as the input of a linear layer."""
     row = scratch.row[thread]
-    rms_norm(scratch.hidden[source], gain, epsilon, row)
-    place = address(scratch.inputs) + target * input_stride(layer)
-    prepare(layer, row[: gain.size], 0, place, address(scratch.sums[target]))
-
-
-@inner
-def norm_rows(thread, gain, epsilon, layer, rows, scratch):
     for m in shared_items(scratch.sync, thread, rows):
-        norm_row(thread, m, m, gain, epsilon, layer, scratch)
-
-
-@inner
-def norm_sampled(thread, weights, sampled, scratch):
-    for n in shared_items(scratch.sync, thread, sampled.size):
-        norm_row(thread, sampled[n], n, weights.norms[-1], weights.epsilon, weights.head, scratch)
+        rms_norm(hidden[m], gain, epsilon, row)
+        place = address(scratch.inputs) + m * input_stride(layer)
+        prepare(layer, row[: gain.size], 0, place, address(scratch.sums[m]))
 
 
 @inner
@@ -163,15 +157,19 @@ def attend_groups(tiles, thread, weights, keys, values, batch, scratch):
 
 
 @inner
-def gather_rows(thread, weights, layer, rows, scratch):
-    """Attention's outputs, back from [kv_head][row], as the input of the o projection."""
+def gather_rows(thread, weights, layer, rows, is_last, sampled, scratch):
+    """Attention's outputs, back from [kv_head][row], as the input of the o projection; in the last layer those of the
+    sampled rows only, whose hidden state moves to scratch.last."""
     width = weights.head_dim * (weights.num_heads // weights.num_kv_heads)
     row = scratch.row[thread]
-    for m in shared_items(scratch.sync, thread, rows):
+    for n in shared_items(scratch.sync, thread, rows):
+        m = sampled[n] if is_last else n
+        if is_last:
+            copy_row(address(scratch.hidden[m]), address(scratch.last[n]), scratch.hidden.shape[1] // 16)
         for h in range(weights.num_kv_heads):
             copy_row(address(scratch.attended[h, m]), address(row) + h * width * 4, width // 16)
-        place = address(scratch.inputs) + m * input_stride(layer)
-        prepare(layer, row[: layer[DEPTH]], 0, place, address(scratch.sums[m]))
+        place = address(scratch.inputs) + n * input_stride(layer)
+        prepare(layer, row[: layer[DEPTH]], 0, place, address(scratch.sums[n]))
 
 
 @inner
@@ -179,10 +177,10 @@ def gate_up_units(tiles, thread, ffn_size, layer, rows, scratch, errand):
     """gate and up for some rows and channels at once, and their product as the input of the down projection."""
     gate_up, down, room = layer[GATE_UP], layer[DOWN], scratch.ffn[thread]
     stride, unpacked = room.strides[0], scratch.unpacked[thread]
-    blocks, index = (rows + ROW_BLOCK - 1) // ROW_BLOCK, 0
-    for item in shared_items(scratch.sync, thread, gate_up[COLUMN_COUNT] // (2 * UNIT) * blocks):
-        unit, first = item // blocks, item % blocks * ROW_BLOCK
-        last, channels = min(first + ROW_BLOCK, rows), min(UNIT, ffn_size - unit * UNIT)
+    units, block, index = gate_up[COLUMN_COUNT] // (2 * UNIT), rows_at_once(rows, len(scratch.sync) // 2), 0
+    for item in shared_items(scratch.sync, thread, units * ((rows + block - 1) // block)):
+        unit, first = item % units, item // units * block
+        last, channels = min(first + block, rows), min(UNIT, ffn_size - unit * UNIT)
         for t in range(2 * UNIT // COLUMNS):
             tile, c = unit * (2 * UNIT // COLUMNS) + t, address(room) + t * COLUMNS * 4
             index = linear_tile(

@@ -210,7 +210,9 @@ class ModelRunner:
             raise ValueError(f"token ids must be from 0 to {self.config.vocab_size - 1}")
         chunk = min(chunk or self._max_rows, self._max_rows)
         block_ids = tuple(range(blocks_for_length(len(token_ids), BLOCK * self._per_block)))
-        scratch = self._scratch._replace(logits=np.zeros((chunk, self._scratch.logits.shape[1]), np.float32))
+        own = self._scratch
+        last, logits = (np.zeros((chunk, each.shape[1]), np.float32) for each in (own.last, own.logits))
+        scratch = own._replace(last=last, logits=logits)
         rows = []
         for first in range(0, len(token_ids), chunk):
             part = tuple(token_ids[first : first + chunk])
