@@ -13,13 +13,13 @@ from millpond.kernels.matmul import ROWS, U4, U8, gemm, outliers, unpack
 
 
 class Tiles(NamedTuple):
-    """Addresses by literal: gemm [kind, rows], outliers [kind], score [rows], value [rows, vectors];
+    """Addresses by literal: gemm [kind, rows], score [rows], value [rows, vectors];
     threads: how many share a step."""
 
     threads: int
     gemm: NDArray[np.int64]
     unpack: int
-    outliers: NDArray[np.int64]
+    outliers: int
     score: NDArray[np.int64]
     softmax: int
     value: NDArray[np.int64]
@@ -45,9 +45,6 @@ def load_tiles(
     for kind in {*kinds} | ({U8} if U4 in kinds else set()):  # a 4-bit tile that is unpacked goes on as an 8-bit one
         for rows in range(1, ROWS + 1):
             gemms[kind, rows] = link(gemm, avx512, types.literal(kind), types.literal(rows), *ints)
-    outlier_entries = np.zeros(U8 + 1, np.int64)
-    for kind in {U4, U8} & {*kinds}:
-        outlier_entries[kind] = link(outliers, types.literal(kind), *ints[:10])
     scores, values = np.zeros(TILE_ROWS + 1, np.int64), np.zeros((TILE_ROWS + 1, 5), np.int64)
     for rows in attention_rows(heads_per_kv):
         literal = types.literal(rows)
@@ -58,7 +55,7 @@ def load_tiles(
         threads=threads,
         gemm=gemms,
         unpack=link(unpack, *ints[:3]),
-        outliers=outlier_entries,
+        outliers=link(outliers, *ints[:7]),
         score=scores,
         softmax=link(softmax, bf16, *ints[:4]),
         value=values,
