@@ -38,7 +38,7 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "repetition_penalty": 1.3},
 )
 TTFT_PROMPT_TOKENS = 32
-BOUND_SECONDS = 240.0
+BOUND_SECONDS = 280.0
 
 
 def versions() -> dict[str, int]:

@@ -158,7 +158,7 @@ def without_drafts(output, block_size):
         end = len(each.token_ids) - each.num_drafts
         tokens = each.first_position + end if each.samples else len(each.block_ids) * block_size
         blocks = each.block_ids[: blocks_for_length(tokens, block_size)]
-        return replace(each, token_ids=each.token_ids[:end], block_ids=blocks, num_drafts=0)
+        return each._replace(token_ids=each.token_ids[:end], block_ids=blocks, num_drafts=0)
 
     return replace(output, scheduled=tuple(own(each) for each in output.scheduled))
 
@@ -218,7 +218,7 @@ class TestWhatIsRefused:
         loop = loop_of(make_request("a", 6, 3), drafter=None)
         output = loop.scheduler.schedule()
         (only,) = output.scheduled
-        longer = replace(only, token_ids=(*only.token_ids, 1, 2, 3), num_drafts=3)
+        longer = only._replace(token_ids=(*only.token_ids, 1, 2, 3), num_drafts=3)
         with pytest.raises(InvariantError, match="INV-6: request a has 3 drafts, but room for 2"):
             loop.auditor.after_schedule(replace(output, scheduled=(longer,)))
 
@@ -226,7 +226,7 @@ class TestWhatIsRefused:
         loop = loop_of(make_request("a", 6, 9), drafter=None, budget=4)
         output = loop.scheduler.schedule()
         (only,) = output.scheduled
-        longer = replace(only, token_ids=(*only.token_ids, 1), num_drafts=1)
+        longer = only._replace(token_ids=(*only.token_ids, 1), num_drafts=1)
         with pytest.raises(InvariantError, match="INV-6: request a has 1 drafts, but room for 0"):
             loop.auditor.after_schedule(replace(output, scheduled=(longer,)))
 

@@ -196,13 +196,13 @@ class TestInv6NoTokenIsLost:
 
     def test_a_share_of_other_tokens(self, loop):
         output = loop.scheduler.schedule()
-        first = replace(output.scheduled[0], token_ids=(1,))
+        first = output.scheduled[0]._replace(token_ids=(1,))
         with named(6, r"request a runs \(1,\) at position 6, not \(\d+,\)"):
             loop.auditor.after_schedule(replace(output, scheduled=(first, *output.scheduled[1:])))
 
     def test_a_last_token_that_is_not_sampled_behind(self, loop):
         output = loop.scheduler.schedule()
-        first = replace(output.scheduled[0], samples=False)
+        first = output.scheduled[0]._replace(samples=False)
         with named(6, "request a has samples False at position 7 of 7"):
             loop.auditor.after_schedule(replace(output, scheduled=(first, *output.scheduled[1:])))
 
@@ -210,7 +210,7 @@ class TestInv6NoTokenIsLost:
         loop = Loop(make_scheduler())
         loop.add(make_request("a", 4))
         output = loop.scheduler.schedule()
-        silent = replace(output.scheduled[0], admission=None)
+        silent = output.scheduled[0]._replace(admission=None)
         with named(6, r"request a starts at 0 of \(.*\), but the runner is told None"):
             loop.auditor.after_schedule(replace(output, scheduled=(silent,)))
 

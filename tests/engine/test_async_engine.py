@@ -9,7 +9,7 @@ import pytest
 from async_helpers import collect, gated, sampling, settle, with_started
 from helpers import expected_output
 from millpond.core.request import FinishReason
-from millpond.engine.async_engine import AsyncEngine, EngineRequest
+from millpond.engine.async_engine import AsyncEngine, EngineRequest, Mailbox
 from millpond.errors import EngineDeadError, InvalidRequestError
 from tiny_engine import BOUND_SECONDS, LETTERS, ids, make_engine, run, steps_of
 
@@ -61,6 +61,26 @@ def test_the_loop_is_woken_once_for_each_step():
         assert len(calls) == 6
 
     with_started(test, make_engine())
+
+
+def test_a_caller_that_was_busy_gets_all_that_came_meanwhile_in_order_and_is_woken_once():
+    async def test():
+        mailbox, woken = Mailbox(), []
+
+        async def read():
+            while len(woken) < 2:
+                woken.append(await mailbox.take())
+
+        mailbox.put("a")
+        reader = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        assert woken == [["a"]]
+        mailbox.put("b")
+        mailbox.put("c")
+        await reader
+        assert woken == [["a"], ["b", "c"]]
+
+    run(test())
 
 
 def test_an_invalid_request_is_refused_before_the_first_output_and_takes_no_step():
@@ -185,7 +205,7 @@ def test_many_aborts_leave_nothing_behind():
         await asyncio.wait(tasks)
         runner.open_for_good()
         await settle(async_engine)
-        assert async_engine._queues == {}
+        assert async_engine._mailboxes == {}
         assert async_engine._inbox == []
 
     with_started(test, engine)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engine_helpers import answer, drive, text_of
 from helpers import expected_output
 from millpond.core.request import FinishReason, SamplingParams
+from millpond.core.step import RunnerTimes
 from millpond.errors import InvalidRequestError, InvariantError
 from tiny_engine import LETTERS, ids, make_engine
 
@@ -238,7 +241,26 @@ def test_the_observer_sees_every_step_in_numbers():
         (2, 0, 0, 0),
     ]
     assert [each.free_blocks for each in seen] == [63, 63, 64]
-    assert (seen[0].schedule_seconds, seen[0].execute_seconds, seen[0].update_seconds) == (1.0, 1.0, 1.0)
+    seconds = (seen[0].schedule_seconds, seen[0].execute_seconds, seen[0].update_seconds, seen[0].text_seconds)
+    assert seconds == (1.0, 1.0, 1.0, 1.0)
+
+
+def test_the_observer_is_told_where_the_runner_spent_its_time():
+    times = RunnerTimes(0.1, 0.2, 0.3)
+
+    class Timed:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def execute(self, output):
+            return replace(self.inner.execute(output), times=times)
+
+    engine = make_engine(wrap=Timed)
+    seen = []
+    engine.observer = seen.append
+    engine.add_request("a", ids("hi"), SamplingParams(max_tokens=1))
+    engine.step()
+    assert seen[0].times == times
 
 
 @pytest.mark.parametrize("audit", [True, False])

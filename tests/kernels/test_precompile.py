@@ -93,6 +93,7 @@ def test_the_other_process_compiles_into_the_same_cache(made, monkeypatch):
 
     monkeypatch.setattr(precompile, "_next", first_here_others_there)
     made.compile()
+    assert {made.job(name).mark() for name in NAMES} < {path.name for path in made.marks.iterdir()}
     monkeypatch.setattr(Job, "compile", own)
     for name in NAMES[1:]:
         made.job(name).compile()

@@ -15,7 +15,7 @@ from kernels.emit import RUNNABLE_ISAS
 from millpond.build import build_engine
 from millpond.config import EngineConfig
 from millpond.core.request import SamplingParams
-from millpond.core.step import ScheduledRequest, SchedulerOutput, StepResult
+from millpond.core.step import RunnerTimes, ScheduledRequest, SchedulerOutput, StepResult
 from millpond.runner import model_runner
 from model import reference_llama
 from tiny_llama import write_tiny_llama
@@ -274,6 +274,40 @@ def test_no_step_compiles_anything_once_the_runner_is_warm(mixed):
 def test_a_step_without_a_sample_gives_no_token(mixed):
     part = ScheduledRequest("a", 0, 0, (1, 2, 3), (4,), False, 0)
     assert tiny_runner(mixed).execute(SchedulerOutput(0, (part,))) == StepResult(())
+
+
+@pytest.mark.parametrize("per_block", [1, 2])
+def test_the_arrays_of_a_step_are_those_that_their_descriptions_give(mixed, per_block):
+    runner = tiny_runner(mixed, block_size=16 * per_block, max_num_batched_tokens=128)
+    chunk = ScheduledRequest("chunk", 0, 30, tuple(range(35)), (7, 3, 5, 9, 1)[: 6 // per_block], False, 0)
+    decode = ScheduledRequest("decode", 1, 16 * per_block, (8,), (2, 4), True, 3)
+    drafts = ScheduledRequest("drafts", 2, 5, (6, 7, 8), (6,), True, 1, None, 2)
+    batch, step = runner._batch([chunk, decode, drafts]), [chunk, decode, drafts]
+    rows = [
+        (sequence, each.first_position + i) for sequence, each in enumerate(step) for i in range(len(each.token_ids))
+    ]
+    blocks = [[b * per_block + part for b in each.block_ids for part in range(per_block)] for each in step]
+    assert batch.tokens.tolist() == [token for each in step for token in each.token_ids]
+    assert batch.positions.tolist() == [position for _, position in rows]
+    assert batch.places.tolist() == [blocks[s][position // 16] * 16 + position % 16 for s, position in rows]
+    # The chunk begins block 4 with its last token, at position 64; the decoded token begins a block too.
+    assert {row: cleared for row, cleared in enumerate(batch.cleared.tolist()) if cleared} == {34: 15, 35: 15}
+    groups = [[0, 8, 0, 31], [8, 8, 0, 39], [16, 8, 0, 47], [24, 8, 0, 55], [32, 3, 0, 63]]
+    assert batch.groups.tolist() == [*groups, [35, 1, 1, 16 * per_block + 1], [36, 3, 2, 6]]
+    widest = max(map(len, blocks))
+    assert batch.tables.tolist() == [table + [0] * (widest - len(table)) for table in blocks]
+    assert batch.sampled.tolist() == [35, 36, 37, 38]
+    used = [5, per_block + 1, 1]
+    assert batch.starts.tolist() == [0, 5, 6 + per_block, 7 + per_block]
+    assert batch.blocks.tolist() == [b for table, n in zip(blocks, used, strict=True) for b in table[:n]]
+
+
+def test_a_step_says_how_long_its_parts_took(mixed):
+    runner = tiny_runner(mixed)
+    ticks = iter((1.0, 2.0, 4.0, 8.0))
+    runner._clock = lambda: next(ticks)
+    part = ScheduledRequest("a", 0, 0, (1, 2, 3), (4,), False, 0)
+    assert runner.execute(SchedulerOutput(0, (part,))).times == RunnerTimes(1.0, 2.0, 4.0)
 
 
 def test_logits_of_every_position_are_for_the_positions_asked_and_no_more(mixed):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
@@ -8,6 +9,7 @@ from tiny_engine import IM_END, ids, make_engine, tiny_tokenizer, tokenizer_with
 from tiny_server import NOW, ask, chunks_of, events_of
 
 PATH = "/v1/chat/completions"
+AWKWARD = 'a"b\\c\n\0é👩\u2028'
 HELLO = [{"role": "user", "content": "hi"}]
 RENDERED = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
@@ -209,6 +211,18 @@ def test_a_chat_stream_has_one_role_first_and_one_reason_last():
     assert {(chunk["id"], chunk["created"], chunk["object"], chunk["model"]) for chunk in chunks} == {
         ("chatcmpl-0", NOW, "chat.completion.chunk", "tiny")
     }
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_every_event_of_a_stream_is_the_compact_json_of_its_object(include_usage):
+    body = {"stream": True, "stream_options": {"include_usage": include_usage}}
+    *events, done = events_of(chat(body, script={"chatcmpl-0": [*ids(AWKWARD), IM_END]}))
+    assert done == "[DONE]"
+    chunks = [json.loads(event) for event in events]
+    assert events == [json.dumps(chunk, separators=(",", ":")) for chunk in chunks]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == AWKWARD
+    assert [list(chunk)[5:] for chunk in chunks] == [["usage"] * include_usage] * len(chunks)
 
 
 def test_a_cut_character_ends_in_a_mark_in_both_ways():

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from millpond.serve.protocol import CompletionRequest
@@ -165,6 +167,19 @@ def test_a_stream_joins_to_the_whole_answer():
         ("cmpl-0", NOW, "text_completion", "tiny")
     }
     assert all("usage" not in chunk for chunk in chunks)
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_every_event_of_a_stream_is_the_compact_json_of_its_object(include_usage):
+    text = 'a"b\\c\n\0é👩\u2028'
+    script = {"cmpl-0-0": [*ids(text), IM_END], "cmpl-0-1": [*ids(text), IM_END]}
+    body = {"prompt": ["a", "b"], "max_tokens": 50, "stream": True, "stream_options": {"include_usage": include_usage}}
+    *events, _ = events_of(complete(body, script=script))
+    chunks = [json.loads(event) for event in events]
+    assert events == [json.dumps(chunk, separators=(",", ":")) for chunk in chunks]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert ["".join(each["text"] for each in choices if each["index"] == index) for index in (0, 1)] == [text, text]
+    assert [list(chunk)[5:] for chunk in chunks] == [["usage"] * include_usage] * len(chunks)
 
 
 def test_a_stream_of_several_prompts_carries_each_index_to_its_own_end():

@@ -42,6 +42,13 @@ def test_several_tokens_at_once_give_the_same_text(token_ids, cuts, tiny):
 
 
 @given(token_ids=AWKWARD_IDS)
+def test_a_token_alone_has_a_text_where_its_bytes_are_whole_characters(token_ids, tiny):
+    for token_id in token_ids:
+        decoded = tiny.decode([token_id], skip_special_tokens=False)
+        assert tiny.whole_text(token_id) == (None if CUT in decoded else decoded)
+
+
+@given(token_ids=AWKWARD_IDS)
 def test_after_every_token_at_most_three_bytes_of_no_character_are_held_back(token_ids, tiny):
     detokenizer = Detokenizer(tiny)
     text = ""

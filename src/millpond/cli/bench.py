@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millpond.cli import bench_kernels, bench_speculative, bench_startup, loading
+from millpond.cli import bench_kernels, bench_overhead, bench_speculative, bench_startup, loading
 from millpond.cli.options import (
     DEFAULT_MODEL,
     DEFAULTS,
@@ -50,6 +50,7 @@ def register(app: typer.Typer) -> None:
     # \b keeps the lines of the help as they are written.
     group.command("engine", help=HELP.replace("decode  ", "\b\ndecode  ", 1), epilog=EXAMPLES)(engine)
     bench_kernels.register(group)
+    bench_overhead.register(group)
     bench_speculative.register(group)
     bench_startup.register(group)
     app.add_typer(group, name="bench")

@@ -11,6 +11,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from millpond.core.block_pool import BlockPool, blocks_for_length, resolve_watermark_blocks
 from millpond.core.door import Door
@@ -44,8 +45,7 @@ class SchedulerCounters:
         return self.recomputed_tokens / self.forward_tokens if self.forward_tokens else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class RequestUpdate:
+class RequestUpdate(NamedTuple):
     """What a step gave one request: its new tokens, or the fault that ended it."""
 
     request: Request
@@ -209,14 +209,14 @@ class Scheduler:
 
     def _take_in(self, request: Request, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Append sampled tokens up to the one that ends the request; returns those that count."""
-        num_drafted, before = len(request.draft_token_ids), request.num_output_tokens
-        for token_id in token_ids:
+        taken = token_ids
+        for count, token_id in enumerate(token_ids, 1):
             self._append(request, token_id)
             if request.is_finished:
+                taken = token_ids[:count]
                 break
-        taken = tuple(request.output_token_ids[before:])
-        if self.drafter is not None and num_drafted:
-            request.draft_token_ids = ()
+        if self.drafter is not None and request.draft_token_ids:
+            num_drafted, request.draft_token_ids = len(request.draft_token_ids), ()
             request.num_computed_tokens += len(taken) - 1
             self.counters.accepted_tokens += len(taken) - 1
             self.drafter.learn(request, num_drafted, len(taken) - 1)
@@ -266,7 +266,7 @@ class Scheduler:
         while grown < len(self.running):
             request = self.running[grown]
             missing = self._blocks_needed(request) - len(request.block_ids)
-            block_ids = self.pool.allocate(missing)
+            block_ids = self.pool.allocate(missing) if missing > 0 else ()
             if block_ids is None:
                 # The running are in arrival order, so the last one is the youngest, and has not grown yet.
                 preempted.append(self._preempt(self.running[-1]))
@@ -296,6 +296,8 @@ class Scheduler:
         all the older ones together lack less than the budget, every running request gets a token in every step.
         """
         admitted: list[str] = []
+        if not self.waiting:
+            return ()
         wanted = sum(_missing_tokens(request) for request in self.running)
         while self.waiting and self.free_slots and not self._is_spent(wanted):
             request = next(iter(self.waiting.values()))
@@ -330,14 +332,17 @@ class Scheduler:
     def _plan_all(self) -> tuple[tuple[ScheduledRequest, Request], ...]:
         """Hand out the budget, oldest first. All but the youngest lack less than the budget (see _admit)."""
         left = self.max_num_batched_tokens
-        shares = []
+        shares, sampling = [], []
         for request in self.running:
-            missing = _missing_tokens(request)
-            share = missing if left is None else min(missing, left)
-            left = None if left is None else left - share
+            missing = share = _missing_tokens(request)
+            if left is not None:
+                share = min(missing, left)
+                left -= share
             shares.append((request, share))
-        self._draft([request for request, share in shares if share == _missing_tokens(request)], left)
-        return tuple((self._plan(request, share), request) for request, share in shares)
+            if share == missing:
+                sampling.append(request)
+        self._draft(sampling, left)
+        return tuple([(self._plan(request, share), request) for request, share in shares])
 
     def _draft(self, sampling: list[Request], left: int | None) -> None:
         """Guess on, oldest first, within the budget that is left, the free blocks, and what each may still generate."""
@@ -391,20 +396,18 @@ def _checked(
     in_flight: tuple[tuple[ScheduledRequest, Request], ...], result: StepResult
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """Tokens and faults by request id, each scheduled sample answered once. Raises InvariantError otherwise."""
-    scheduled = {each.request_id: each for each, _ in in_flight}
-    tokens_of = {each.request_id: each.token_ids for each in result.sampled}
+    tokens_of = dict(result.sampled)
     fault_of = {each.request_id: each.message for each in result.faults}
-    answers = [each.request_id for each in result.sampled] + [each.request_id for each in result.faults]
-    answered = tokens_of.keys() | fault_of.keys()
-    if len(answers) != len(answered):
+    answered = tokens_of.keys() | fault_of.keys() if fault_of else tokens_of.keys()
+    if len(answered) != len(result.sampled) + len(result.faults):
+        answers = [each.request_id for each in result.sampled] + [each.request_id for each in result.faults]
         raise InvariantError(f"a step's result answers a request twice: {sorted(answers)}")
-    for request_id in answers:
-        if request_id not in scheduled:
-            raise InvariantError(f"request {request_id}: has a result but was not scheduled in this step")
-    for request_id, token_ids in tokens_of.items():
-        _check_tokens(scheduled[request_id], token_ids)
+    if strange := answered - {each.request_id for each, _ in in_flight}:
+        raise InvariantError(f"request {min(strange)}: has a result but was not scheduled in this step")
     for each, request in in_flight:
-        if each.samples and not request.is_finished and each.request_id not in answered:
+        if (token_ids := tokens_of.get(each.request_id)) is not None:
+            _check_tokens(each, token_ids)
+        elif each.samples and not request.is_finished and each.request_id not in fault_of:
             raise InvariantError(f"request {each.request_id}: scheduled to sample, got neither a token nor a fault")
     return tokens_of, fault_of
 
@@ -412,6 +415,8 @@ def _checked(
 def _check_tokens(each: ScheduledRequest, token_ids: tuple[int, ...]) -> None:
     if not each.samples:
         raise InvariantError(f"request {each.request_id}: has a token but was scheduled without sampling")
+    if len(token_ids) == 1:
+        return
     drafts = each.token_ids[len(each.token_ids) - each.num_drafts :]
     if not token_ids or token_ids[:-1] != drafts[: len(token_ids) - 1]:
         raise InvariantError(f"request {each.request_id}: has tokens {token_ids} behind the drafts {drafts}")

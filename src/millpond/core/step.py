@@ -1,9 +1,12 @@
-"""The seam between control and data: one immutable message each way per step."""
+"""The seam between control and data: one immutable message each way per step.
+
+What a step has one of for each request is a named tuple: a frozen dataclass takes three times as long to make.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from millpond.core.request import SamplingParams
 
@@ -18,8 +21,7 @@ class Admission:
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
+class ScheduledRequest(NamedTuple):
     """One request's share of a step: token_ids at positions first_position, first_position + 1, ...
 
     block_ids is the whole block table. samples says that the last position's logits give the next
@@ -52,11 +54,10 @@ class SchedulerOutput:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(each.token_ids) for each in self.scheduled)
+        return sum([len(each.token_ids) for each in self.scheduled])
 
 
-@dataclass(frozen=True, slots=True)
-class SampledTokens:
+class SampledTokens(NamedTuple):
     """What one request got: a token, and one more for each of its drafts that was the token before it."""
 
     request_id: str
@@ -72,15 +73,28 @@ class RequestFault:
 
 
 @dataclass(frozen=True, slots=True)
+class RunnerTimes:
+    """Where a runner's seconds went: arrays before the forward pass, the pass itself, choosing tokens after it."""
+
+    arrays_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    sample_seconds: float = 0.0
+
+
+NO_TIMES = RunnerTimes()
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What the forward gave: the tokens of each scheduled request with `samples`, less the faults."""
 
     sampled: tuple[SampledTokens, ...]
     faults: tuple[RequestFault, ...] = ()
+    times: RunnerTimes = field(default=NO_TIMES, compare=False)
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(each.token_ids) for each in self.sampled)
+        return sum([len(each.token_ids) for each in self.sampled])
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +102,8 @@ class StepStats:
     """One step in numbers, for metrics, the log and the lab. Times are seconds of the injected clock.
 
     num_tokens counts the positions forwarded, num_drafted of them guesses; num_sampled the tokens that came out of
-    them, num_accepted of them thanks to a guess.
+    them, num_accepted of them thanks to a guess. execute_seconds is the whole of the runner, times its parts where it
+    knows them; update_seconds ends when the scheduler has its tokens, text_seconds is what then became of them.
     """
 
     step: int
@@ -103,6 +118,8 @@ class StepStats:
     schedule_seconds: float
     execute_seconds: float
     update_seconds: float
+    text_seconds: float
+    times: RunnerTimes = NO_TIMES
     num_drafted: int = 0
     num_accepted: int = 0
 

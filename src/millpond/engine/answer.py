@@ -24,22 +24,22 @@ class Answer:
 
     def push(self, token_id: int, reason: FinishReason | None) -> str:
         """The text that this token makes certain; one that ends the answer, for a reason, leaves nothing held back."""
-        text = "" if self._is_hidden_end(reason) else self._detokenizer.push([token_id])
-        if reason is not None:
-            text += self._detokenizer.finish()
+        if reason is None:
+            text = self._detokenizer.push_token(token_id)
+            return text if self._stops is None else self._stops.push(text)
+        text = "" if self._is_hidden_end(reason) else self._detokenizer.push_token(token_id)
+        text += self._detokenizer.finish()
         if self._stops is None:
             return text
         text = self._stops.push(text)
-        if reason is not None and not self._stops.stopped:
-            text += self._stops.finish()
-        return text
+        return text if self._stops.stopped else text + self._stops.finish()
 
     def finish(self) -> str:
         """What is still held back when the answer ends without a last token, by a fault."""
         text = self._detokenizer.finish()
         return text if self._stops is None else self._stops.push(text) + self._stops.finish()
 
-    def _is_hidden_end(self, reason: FinishReason | None) -> bool:
+    def _is_hidden_end(self, reason: FinishReason) -> bool:
         return reason is FinishReason.STOP and not self.request.sampling.include_stop_str_in_output
 
     def output(self, token_ids: tuple[int, ...], text: str) -> RequestOutput:

@@ -1,7 +1,7 @@
 """The one thread boundary: handlers on an event loop talk to an engine that turns in a thread of its own.
 
 Requests and aborts go in through an inbox that is drained at the top of a step; what a step gave comes out
-with one wake-up of the loop, into the queue of each caller.
+with one wake-up of the loop, into the mailbox of each caller.
 """
 
 from __future__ import annotations
@@ -41,7 +41,30 @@ class Refusal:
 
 Abort = str
 Item = RequestOutput | Refusal
-Queue = asyncio.Queue[Item | EngineDeadError]
+
+
+class Mailbox:
+    """What came for one caller, in order. An asyncio.Queue would do, at three times the price per token."""
+
+    __slots__ = ("_items", "_waiter")
+
+    def __init__(self) -> None:
+        self._items: list[Item | EngineDeadError] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, item: Item | EngineDeadError) -> None:
+        self._items.append(item)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self) -> list[Item | EngineDeadError]:
+        """All that came since the last call, at least one item; waits for it. For one task at a time."""
+        if not self._items:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+            self._waiter = None
+        items, self._items = self._items, []
+        return items
 
 
 class AsyncEngine:
@@ -56,7 +79,7 @@ class AsyncEngine:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="millpond-engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._queues: dict[str, Queue] = {}
+        self._mailboxes: dict[str, Mailbox] = {}
         self._dead: EngineDeadError | None = EngineDeadError("the engine has not started")
         self.last_step: StepStats | None = None
 
@@ -72,7 +95,7 @@ class AsyncEngine:
     @property
     def num_unfinished(self) -> int:
         """Requests that a caller still waits for."""
-        return len(self._queues)
+        return len(self._mailboxes)
 
     def start(self) -> None:
         """Start the engine's thread; outputs go to the running event loop."""
@@ -110,21 +133,24 @@ class AsyncEngine:
         self.check_alive()
         for request in requests:
             self.limits.check(request.prompt_token_ids, request.sampling)
-            if request.request_id in self._queues:
+            if request.request_id in self._mailboxes:
                 raise InvalidRequestError(f"request id {request.request_id!r} is already in use", "request_id")
-        queue: Queue = asyncio.Queue()
+        mailbox = Mailbox()
         unfinished = {request.request_id for request in requests}
-        self._queues.update(dict.fromkeys(unfinished, queue))
+        self._mailboxes.update(dict.fromkeys(unfinished, mailbox))
         self._send(requests)
         try:
             while unfinished:
-                output = _unwrap(await queue.get())
-                if output.finish_reason is not None:
-                    unfinished.discard(output.request_id)
-                yield output
+                for item in await mailbox.take():
+                    output = _unwrap(item)
+                    if output.finish_reason is not None:
+                        unfinished.discard(output.request_id)
+                    yield output
+                    if not unfinished:
+                        break
         finally:
             for request in requests:
-                self._queues.pop(request.request_id, None)
+                self._mailboxes.pop(request.request_id, None)
             self._send(sorted(unfinished))
 
     def _send(self, messages: Sequence[EngineRequest | Abort]) -> None:
@@ -192,23 +218,23 @@ class AsyncEngine:
 
     def _hand_out(self, items: Sequence[Item]) -> None:
         for item in items:
-            queue = self._queues.get(item.request_id)
-            if queue is not None:
-                queue.put_nowait(item)
+            mailbox = self._mailboxes.get(item.request_id)
+            if mailbox is not None:
+                mailbox.put(item)
 
     def _fail_all(self, dead: EngineDeadError) -> None:
         if self._dead is None:
             self._dead = dead
-        for queue in set(self._queues.values()):
-            queue.put_nowait(dead)
+        for mailbox in set(self._mailboxes.values()):
+            mailbox.put(dead)
 
 
 def _unwrap(item: Item | EngineDeadError) -> RequestOutput:
+    if isinstance(item, RequestOutput):
+        return item
     if isinstance(item, Refusal):
         raise item.error
-    if isinstance(item, EngineDeadError):
-        raise _copy(item)
-    return item
+    raise _copy(item)
 
 
 def _copy(dead: EngineDeadError) -> EngineDeadError:

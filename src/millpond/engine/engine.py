@@ -111,11 +111,13 @@ class Engine:
         scheduled = self._clock()
         result = self._execute(plan)
         executed = self._clock()
-        outputs = self._fail(plan) if result is None else self._deliver(result)
+        updates = () if result is None else self.scheduler.update(result)
+        updated = self._clock()
+        outputs = self._fail(plan) if result is None else [self._output(update) for update in updates]
         if self._auditor is not None:
             self._auditor.after_update(result or StepResult(()))
         if self.observer is not None:
-            times = (scheduled - started, executed - scheduled, self._clock() - executed)
+            times = (scheduled - started, executed - scheduled, updated - executed, self._clock() - updated)
             self.observer(self._stats(plan, result or StepResult(()), times))
         return outputs
 
@@ -134,15 +136,13 @@ class Engine:
         self.scheduler.fail(request_ids, "the forward pass of this step failed")
         return [self._ended(self._answers[request_id]) for request_id in request_ids]
 
-    def _deliver(self, result: StepResult) -> list[RequestOutput]:
-        return [self._output(update) for update in self.scheduler.update(result)]
-
     def _output(self, update: RequestUpdate) -> RequestOutput:
         answer = self._answers[update.request.request_id]
         if not update.token_ids:
             return self._ended(answer)
         num_tokens, text = self._text(answer, update.token_ids)
-        self.scheduler.drop(update.request.request_id, len(update.token_ids) - num_tokens)
+        if num_tokens < len(update.token_ids):
+            self.scheduler.drop(update.request.request_id, len(update.token_ids) - num_tokens)
         if answer.stopped and update.request.finish_reason is not FinishReason.STOP:
             self.scheduler.finish(update.request.request_id, FinishReason.STOP)
         if update.request.is_finished:
@@ -175,7 +175,7 @@ class Engine:
         del self._answers[answer.request.request_id]
         return answer.output((), answer.finish())
 
-    def _stats(self, plan: SchedulerOutput, result: StepResult, times: tuple[float, float, float]) -> StepStats:
+    def _stats(self, plan: SchedulerOutput, result: StepResult, times: tuple[float, float, float, float]) -> StepStats:
         return StepStats(
             step=plan.step,
             num_scheduled=len(plan.scheduled),
@@ -189,6 +189,8 @@ class Engine:
             schedule_seconds=times[0],
             execute_seconds=times[1],
             update_seconds=times[2],
-            num_drafted=sum(each.num_drafts for each in plan.scheduled),
+            text_seconds=times[3],
+            times=result.times,
+            num_drafted=sum([each.num_drafts for each in plan.scheduled]),
             num_accepted=result.num_tokens - len(result.sampled),
         )

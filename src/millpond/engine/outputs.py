@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from millpond.core.request import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(NamedTuple):
     """New tokens of a request and the text that is certain now; both may be empty.
 
     text is what came to the answer in this step: the texts of all steps join to the whole answer.

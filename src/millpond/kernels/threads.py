@@ -246,7 +246,7 @@ def leave(sync, thread, done):
 def shared_items(sync, thread, items):
     """The items of a phase that this thread does: its own share, then what is left of the others'. At its end, all
     items of the phase are done."""
-    phase, threads, done = enter(sync, thread, items), len(sync) // 2, 0
+    phase, threads, done = enter(sync, thread, items), len(sync) // 2, np.int64(0)
     for turn in range(threads):
         owner = (thread + turn) % threads
         start, share = share_of(sync, owner, items)

@@ -4,6 +4,7 @@ A step walks the layers in phases; in each phase the threads share out rows, til
 embed | norm | q k v | rotate, write K/V | attend | gather | o | norm | gate * up | down | ... | norm | head
 """
 
+import numpy as np
 from numba import njit, prange, typeof, types
 
 from millpond.kernels.attention import BLOCK, attend
@@ -68,9 +69,10 @@ def walk(thread, tiles, weights, cache, batch, scratch):
     """
     sync, rows, hidden, unpacked = scratch.sync, batch.tokens.size, scratch.hidden, scratch.unpacked[thread]
     inputs, sums, layers = scratch.inputs, scratch.sums, weights.layers
-    idle = new_errand(0, 0, batch.blocks[:0], 1)
+    zero = np.int64(0)  # a literal has a type of its own, and all that it goes into would be compiled once more for it
+    idle = new_errand(zero, zero, batch.blocks[:0], zero)
     embed_rows(thread, weights, batch, scratch)
-    errand, at = fetch_cache(thread, cache.keys[0], layers[0], batch, sync), 0
+    errand, at = fetch_cache(thread, cache.keys[0], layers[0], batch, sync), zero
     for i in range(len(layers)):
         layer, keys, values = layers[i], cache.keys[i], cache.values[i]
         is_last = i + 1 == len(layers)
@@ -81,7 +83,7 @@ def walk(thread, tiles, weights, cache, batch, scratch):
         if is_last:
             rows, hidden = batch.sampled.size, scratch.last
         gather_rows(thread, weights, layer[OUT], rows, is_last, batch.sampled, scratch)
-        linear(tiles, sync, thread, layer[OUT], rows, inputs, sums, hidden, unpacked, idle, 0)
+        linear(tiles, sync, thread, layer[OUT], rows, inputs, sums, hidden, unpacked, idle, zero)
         norm_rows(thread, weights.norms[2 * i + 1], weights.epsilon, layer[GATE_UP], rows, hidden, scratch)
         following = min(i + 1, len(layers) - 1)
         errand = fetch_cache(thread, cache.keys[following], layers[following], batch, sync)
@@ -90,7 +92,7 @@ def walk(thread, tiles, weights, cache, batch, scratch):
             tiles, sync, thread, layer[DOWN], rows, scratch.ffn_inputs, scratch.ffn_sums, hidden, unpacked, errand, at
         )
     norm_rows(thread, weights.norms[-1], weights.epsilon, weights.head, rows, hidden, scratch)
-    linear(tiles, sync, thread, weights.head, rows, inputs, sums, scratch.logits, unpacked, idle, 0)
+    linear(tiles, sync, thread, weights.head, rows, inputs, sums, scratch.logits, unpacked, idle, zero)
 
 
 @inner
@@ -118,7 +120,7 @@ def norm_rows(thread, gain, epsilon, layer, rows, hidden, scratch):
     for m in shared_items(scratch.sync, thread, rows):
         rms_norm(hidden[m], gain, epsilon, row)
         place = address(scratch.inputs) + m * input_stride(layer)
-        prepare(layer, row[: gain.size], 0, place, address(scratch.sums[m]))
+        prepare(layer, row[: gain.size], np.int64(0), place, address(scratch.sums[m]))
 
 
 @inner
@@ -169,7 +171,7 @@ def gather_rows(thread, weights, layer, rows, is_last, sampled, scratch):
         for h in range(weights.num_kv_heads):
             copy_row(address(scratch.attended[h, m]), address(row) + h * width * 4, width // 16)
         place = address(scratch.inputs) + n * input_stride(layer)
-        prepare(layer, row[: layer[DEPTH]], 0, place, address(scratch.sums[n]))
+        prepare(layer, row[: layer[DEPTH]], np.int64(0), place, address(scratch.sums[n]))
 
 
 @inner
@@ -177,7 +179,7 @@ def gate_up_units(tiles, thread, ffn_size, layer, rows, scratch, errand):
     """gate and up for some rows and channels at once, and their product as the input of the down projection."""
     gate_up, down, room = layer[GATE_UP], layer[DOWN], scratch.ffn[thread]
     stride, unpacked = room.strides[0], scratch.unpacked[thread]
-    units, block, index = gate_up[COLUMN_COUNT] // (2 * UNIT), rows_at_once(rows, len(scratch.sync) // 2), 0
+    units, block, index = gate_up[COLUMN_COUNT] // (2 * UNIT), rows_at_once(rows, len(scratch.sync) // 2), np.int64(0)
     for item in shared_items(scratch.sync, thread, units * ((rows + block - 1) // block)):
         unit, first = item % units, item // units * block
         last, channels = min(first + block, rows), min(UNIT, ffn_size - unit * UNIT)

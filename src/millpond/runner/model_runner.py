@@ -1,6 +1,7 @@
 """From a SchedulerOutput to sampled tokens: arrays, the forward pass, the sampler."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -9,7 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.core.block_pool import blocks_for_length
-from millpond.core.step import RequestFault, SampledTokens, ScheduledRequest, SchedulerOutput, StepResult
+from millpond.core.step import (
+    Clock,
+    RequestFault,
+    RunnerTimes,
+    SampledTokens,
+    ScheduledRequest,
+    SchedulerOutput,
+    StepResult,
+)
 from millpond.kernels.attention import BLOCK, GROUP_TOKENS
 from millpond.kernels.pack import Packed
 from millpond.kernels.precompile import Job, Wanted, compile_missing
@@ -50,8 +59,10 @@ class ModelRunner:
         max_model_len: int,
         vocab_size: int,
         max_drafts: int = 0,
+        clock: Clock = time.monotonic,
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
+        self._clock = clock
         self.config, self._packed = config, packed
         self._max_rows, self._max_model_len, self._vocab_size = max_num_batched_tokens, max_model_len, vocab_size
         self._per_block = block_size // BLOCK
@@ -130,73 +141,84 @@ class ModelRunner:
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Run one step; a request whose logits are not finite gets a fault instead of a token."""
+        started = self._clock()
         for each in output.scheduled:
             if each.admission is not None:
                 self.sampler.admit(each.slot, each.admission)
-        self._forward(self._batch(output.scheduled), self._scratch)
-        sampling = [each for each in output.scheduled if each.samples]
-        rows = [(each, row) for each in sampling for row in range(1 + each.num_drafts)]
-        if not rows:
-            return StepResult(())
-        token_ids, _ = self.sampler.sample(
-            self._scratch.logits[: len(rows)],
-            [each.slot for each, _ in rows],
-            [each.output_position + row for each, row in rows],
-            [each.token_ids[row - 1 - each.num_drafts] if row else NO_DRAFT for each, row in rows],
-        )
-        tokens_of: dict[str, list[int]] = {each.request_id: [] for each in sampling}
-        for (each, _), token_id in zip(rows, token_ids, strict=True):
-            if token_id >= 0:  # neither behind a wrong guess nor without finite logits
-                tokens_of[each.request_id].append(token_id)
-        return StepResult(
-            tuple(SampledTokens(request_id, tuple(tokens)) for request_id, tokens in tokens_of.items() if tokens),
-            tuple(
-                RequestFault(request_id, "the model's logits are not finite numbers")
-                for request_id, tokens in tokens_of.items()
-                if not tokens
-            ),
-        )
+        batch = self._batch(output.scheduled)
+        prepared = self._clock()
+        self._forward(batch, self._scratch)
+        computed = self._clock()
+        sampled, faults = self._sample([each for each in output.scheduled if each.samples])
+        times = RunnerTimes(prepared - started, computed - prepared, self._clock() - computed)
+        return StepResult(sampled, faults, times)
+
+    def _sample(
+        self, sampling: Sequence[ScheduledRequest]
+    ) -> tuple[tuple[SampledTokens, ...], tuple[RequestFault, ...]]:
+        """What came of the logits' rows, which are those of each request in turn."""
+        slots, positions, guesses = [], [], []
+        for each in sampling:
+            count = 1 + each.num_drafts
+            slots += [each.slot] * count
+            positions += range(each.output_position, each.output_position + count)
+            guesses.append(NO_DRAFT)
+            if each.num_drafts:
+                guesses += each.token_ids[-each.num_drafts :]
+        if not slots:
+            return (), ()
+        token_ids, _ = self.sampler.sample(self._scratch.logits[: len(slots)], slots, positions, guesses)
+        sampled, faults, row = [], [], 0
+        for each in sampling:
+            rows, row = token_ids[row : row + 1 + each.num_drafts], row + 1 + each.num_drafts
+            # Below 0 are rows behind a wrong guess and those without finite logits.
+            if tokens := tuple([token_id for token_id in rows if token_id >= 0]):
+                sampled.append(SampledTokens(each.request_id, tokens))
+            else:
+                faults.append(RequestFault(each.request_id, "the model's logits are not finite numbers"))
+        return tuple(sampled), tuple(faults)
 
     def _batch(self, scheduled: Sequence[ScheduledRequest]) -> Batch:
-        tokens = np.array([token for each in scheduled for token in each.token_ids], dtype=np.int64)
-        widest = max((len(each.block_ids) for each in scheduled), default=0)
-        tables = np.zeros((len(scheduled), widest * self._per_block), np.int64)
-        positions, places, cleared = np.zeros((3, len(tokens)), np.int64)
-        groups, sampled, blocks, row = [], [], [], 0
+        # Lists, and an array of each at the end: with few rows, calls of numpy take longer than all their arithmetic.
+        tokens, positions, places, cleared = [], [], [], []
+        groups, tables, starts, sampled = [], [], [0], []
+        widest = max([len(each.block_ids) for each in scheduled], default=0) * self._per_block
         for sequence, each in enumerate(scheduled):
-            count, first = len(each.token_ids), each.first_position
-            table = tables[sequence]
-            self._fill_table(table, each.block_ids)
-            own = np.arange(first, first + count)
-            positions[row : row + count] = own
-            places[row : row + count] = table[own // BLOCK] * BLOCK + own % BLOCK
-            blocks.append(table[: -(-(first + count) // BLOCK)])
-            last_offset = (first + count - 1) % BLOCK
+            table, row = self._table(each.block_ids), len(tokens)
+            first, count = each.first_position, len(each.token_ids)
+            own = range(first, first + count)
+            tokens += each.token_ids
+            positions += own
+            places += [table[position // BLOCK] * BLOCK + position % BLOCK for position in own]
+            cleared += [0] * count
+            last_offset = own[-1] % BLOCK
             if count > last_offset:  # the block of the last token begins in this chunk
-                cleared[row + count - 1] = BLOCK - 1 - last_offset
+                cleared[-1] = BLOCK - 1 - last_offset
             for start in range(0, count, GROUP_TOKENS):
-                groups.append((row + start, min(GROUP_TOKENS, count - start), sequence, first + start + 1))
-            row += count
+                groups += (row + start, min(GROUP_TOKENS, count - start), sequence, first + start + 1)
             if each.samples:
-                sampled.extend(range(row - 1 - each.num_drafts, row))
+                sampled += range(row + count - 1 - each.num_drafts, row + count)
+            tables += table
+            tables += [0] * (widest - len(table))
+            starts.append(starts[-1] + blocks_for_length(first + count, BLOCK))
+        table_rows, ends = np.array(tables, np.int64).reshape(len(scheduled), widest), np.array(starts, np.int64)
         return Batch(
-            tokens,
-            positions,
-            places,
-            cleared,
+            np.array(tokens, np.int64),
+            np.array(positions, np.int64),
+            np.array(places, np.int64),
+            np.array(cleared, np.int64),
             np.array(groups, np.int64).reshape(-1, 4),
-            tables,
+            table_rows,
             np.array(sampled, np.int64),
-            np.concatenate([np.empty(0, np.int64), *blocks]),
-            np.cumsum([0, *(len(each) for each in blocks)]),
+            table_rows[np.arange(widest) < np.diff(ends)[:, None]],
+            ends,
         )
 
-    def _fill_table(self, table: NDArray[np.int64], block_ids: Sequence[int]) -> None:
-        for part in range(self._per_block):
-            table[part : len(block_ids) * self._per_block : self._per_block] = block_ids
-        if self._per_block > 1:
-            used = len(block_ids) * self._per_block
-            table[:used] = table[:used] * self._per_block + np.arange(used) % self._per_block
+    def _table(self, block_ids: Sequence[int]) -> Sequence[int]:
+        """The kernels' blocks of a block table."""
+        if self._per_block == 1:
+            return block_ids
+        return [block * self._per_block + part for block in block_ids for part in range(self._per_block)]
 
     def logits(self, token_ids: Sequence[int], chunk: int | None = None) -> NDArray[np.float32]:
         """Logits [len(token_ids), vocab_size] of every position, through the paged cache in chunks of `chunk` tokens.

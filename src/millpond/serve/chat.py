@@ -11,13 +11,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from millpond.engine.async_engine import EngineRequest
-from millpond.engine.outputs import RequestOutput
 from millpond.serve.context import ServeContext
 from millpond.serve.disconnect import while_connected
 from millpond.serve.generation import admissible, renaming, with_usage
 from millpond.serve.protocol import ChatCompletionRequest
 from millpond.serve.responses import ChoiceText, Envelope, Tally, chat_choice, chat_delta, reason_of
-from millpond.serve.sse import EventStream
+from millpond.serve.sse import EventStream, EventTemplate, data_event
 
 
 def chat_router(context: ServeContext) -> APIRouter:
@@ -56,25 +55,24 @@ async def _whole(context: ServeContext, envelope: Envelope, request: EngineReque
 
 async def _chunks(
     context: ServeContext, envelope: Envelope, request: EngineRequest, include_usage: bool
-) -> AsyncGenerator[dict[str, Any]]:
-    tally = Tally()
+) -> AsyncGenerator[bytes]:
+    """The role once, before everything; the finish reason once, after everything and alone."""
+
+    def payload(delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        return with_usage(envelope.wrap([chat_delta(delta, reason)]), include_usage)
+
+    tally, text = Tally(), EventTemplate(lambda content: payload({"content": content}))
     begun = False
     async with aclosing(context.engine.generate_all([request])) as outputs:
         async for output in outputs:
             tally.note(output)
-            for delta in _deltas(output, begun):
-                yield with_usage(envelope.wrap([delta]), include_usage)
-            begun = True
+            reason = reason_of(output)
+            if not begun:
+                yield data_event(payload({"role": "assistant", "content": ""}))
+                begun = True
+            if output.text:
+                yield text(output.text)
+            if reason:
+                yield data_event(payload({}, reason))
     if include_usage:
-        yield {**envelope.wrap([]), "usage": tally.usage()}
-
-
-def _deltas(output: RequestOutput, begun: bool) -> list[dict[str, Any]]:
-    """The role once, before everything; the finish reason once, after everything and alone."""
-    reason = reason_of(output)
-    deltas = [] if begun else [chat_delta({"role": "assistant", "content": ""})]
-    if output.text:
-        deltas.append(chat_delta({"content": output.text}))
-    if reason:
-        deltas.append(chat_delta({}, reason))
-    return deltas
+        yield data_event({**envelope.wrap([]), "usage": tally.usage()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -16,7 +17,7 @@ from millpond.serve.generation import admissible, renaming, with_usage
 from millpond.serve.intake import prompt_names
 from millpond.serve.protocol import CompletionRequest
 from millpond.serve.responses import ChoiceText, Envelope, Tally, completion_choice, reason_of
-from millpond.serve.sse import EventStream
+from millpond.serve.sse import EventStream, EventTemplate, data_event
 
 
 def completions_router(context: ServeContext) -> APIRouter:
@@ -57,15 +58,20 @@ async def _whole(context: ServeContext, envelope: Envelope, requests: Sequence[E
 
 async def _chunks(
     context: ServeContext, envelope: Envelope, requests: Sequence[EngineRequest], include_usage: bool
-) -> AsyncGenerator[dict[str, Any]]:
+) -> AsyncGenerator[bytes]:
+    def payload(index: int, text: str, reason: str | None = None) -> dict[str, Any]:
+        return with_usage(envelope.wrap([completion_choice(index, text, reason)]), include_usage)
+
     tally = Tally()
     index_of = {request.request_id: index for index, request in enumerate(requests)}
+    texts = [EventTemplate(partial(payload, index)) for index in range(len(requests))]
     async with aclosing(context.engine.generate_all(requests)) as outputs:
         async for output in outputs:
             tally.note(output)
-            reason = reason_of(output)
-            if output.text or reason:
-                choice = completion_choice(index_of[output.request_id], output.text, reason)
-                yield with_usage(envelope.wrap([choice]), include_usage)
+            reason, index = reason_of(output), index_of[output.request_id]
+            if reason:
+                yield data_event(payload(index, output.text, reason))
+            elif output.text:
+                yield texts[index](output.text)
     if include_usage:
-        yield {**envelope.wrap([]), "usage": tally.usage()}
+        yield data_event({**envelope.wrap([]), "usage": tally.usage()})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from starlette.responses import Response
@@ -25,6 +26,22 @@ def data_event(payload: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(payload, separators=(",", ":")).encode() + b"\n\n"
 
 
+class EventTemplate:
+    """The events of payloads that differ in one text alone: data_event(payload(text)), for a fifth of the time.
+
+    Nothing that the payload puts behind the text may be a caller's own.
+    """
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, payload: Callable[[str], Mapping[str, Any]]) -> None:
+        mark = "\0text\0"
+        self._before, _, self._after = data_event(payload(mark)).rpartition(json.dumps(mark).encode())
+
+    def __call__(self, text: str) -> bytes:
+        return b"%b%b%b" % (self._before, encode_basestring_ascii(text).encode(), self._after)
+
+
 class EventStream(Response):
     """A 200 whose events are still to come. Once it has begun, a failure is an event with an `error` object.
 
@@ -33,12 +50,12 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, payloads: AsyncGenerator[Mapping[str, Any]]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes]) -> None:
         # No super().__init__: it would count the length of a body that does not exist yet.
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._payloads = payloads
+        self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -48,15 +65,15 @@ class EventStream(Response):
 
     async def _stream(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self._payloads):
+        async with aclosing(self._events):
             last = await self._send_all(send)
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _send_all(self, send: Send) -> bytes:
-        """Send every payload; returns how the stream ends. After an error it does not end as a good one does."""
+        """Send every event; returns how the stream ends. After an error it does not end as a good one does."""
         try:
-            async for payload in self._payloads:
-                await send({"type": "http.response.body", "body": data_event(payload), "more_body": True})
+            async for event in self._events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
         except Exception as error:
             if not isinstance(error, MillpondError):
                 logger.exception("a stream failed")

@@ -16,17 +16,27 @@ class Detokenizer:
     at most three tokens late (special tokens that are skipped carry no text and do not count).
     """
 
-    __slots__ = ("_decoder", "_skipped", "_tokenizer")
+    __slots__ = ("_decoder", "_holds_bytes", "_skipped", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._holds_bytes = False
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that these tokens complete, perhaps none. InvalidRequestError for an id outside the vocabulary."""
-        pieces = (self._tokenizer.token_bytes(token_id) for token_id in token_ids if token_id not in self._skipped)
-        return self._decoder.decode(b"".join(pieces))
+        return "".join(map(self.push_token, token_ids))
+
+    def push_token(self, token_id: int) -> str:
+        """push for one token."""
+        if token_id in self._skipped:
+            return ""
+        if not self._holds_bytes and (whole := self._tokenizer.whole_text(token_id)) is not None:
+            return whole
+        text = self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        self._holds_bytes = self._decoder.getstate()[0] != b""
+        return text
 
     def finish(self) -> str:
         """What is still held back: U+FFFD if the output ends inside a character, otherwise nothing."""

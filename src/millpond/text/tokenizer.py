@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tokenizers
@@ -36,6 +36,7 @@ class Tokenizer:
     adds_eos: bool
     chat_template: str | None
     _backend: tokenizers.Tokenizer
+    _whole_texts: dict[int, str | None] = field(default_factory=dict)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
@@ -111,6 +112,16 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes one token stands for, part of a character perhaps. InvalidRequestError for a bad id."""
         return self.vocabulary.token_bytes(token_id)
+
+    def whole_text(self, token_id: int) -> str | None:
+        """The text of a token that is whole characters, None for any other. InvalidRequestError for a bad id."""
+        if token_id not in self._whole_texts:
+            try:
+                text = self.token_bytes(token_id).decode()
+            except UnicodeDecodeError:
+                text = None
+            self._whole_texts[token_id] = text
+        return self._whole_texts[token_id]
 
 
 def _word_split(metadata: Mapping[str, Any]) -> WordSplit:
