@@ -85,8 +85,7 @@ def layer_forms(config: ModelConfig, dtype: str) -> list[Form]:
 def fill(layer: Packed, rng: np.random.Generator) -> None:
     """Weights of mean 0 and variance 1 / depth, and a scale for each group within a quarter of what that asks for."""
     if layer.scales is None:
-        rng.standard_normal(out=layer.weights, dtype=np.float32)
-        layer.weights /= np.float32(layer.depth) ** 0.5
+        layer.weights[...] = rng.standard_normal(layer.weights.shape, np.float32) / np.float32(layer.depth**0.5)
         return
     most = 15 if layer.kind == U4 else 255
     layer.weights[...] = rng.integers(0, 1 << 32, layer.weights.shape, np.uint32)
