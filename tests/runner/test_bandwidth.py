@@ -9,7 +9,7 @@ from millpond.runner.bandwidth import PlainReads, step_bandwidth
 
 
 def test_a_step_counts_against_the_faster_of_the_reads_around_it_and_the_median_of_the_turns_is_reported():
-    order, rates, seconds = [], iter([100.0, 200.0, 50.0, 400.0]), iter([1.0, 2.0, 0.5])
+    order, rates, seconds = [], iter([200.0, 100.0, 400.0, 1.0]), iter([1.0, 1.0, 1.0])
 
     def read():
         order.append("read")
@@ -22,7 +22,7 @@ def test_a_step_counts_against_the_faster_of_the_reads_around_it_and_the_median_
     found = step_bandwidth(step, read, 100.0, 3)
     assert order == ["read", "step", "read", "step", "read", "step", "read"]
     assert found.rate == 150.0
-    assert found.percent == pytest.approx(50.0)  # of 50, 25 and 50
+    assert found.percent == pytest.approx(25.0)  # of 50, 25 and 25
     assert found.num_bytes == 100.0
 
 
