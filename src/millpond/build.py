@@ -25,6 +25,8 @@ from millpond.load.store import default_cache_dir, find, resolve
 from millpond.machine import available_memory
 from millpond.model.config import ModelConfig
 from millpond.model.packed import packed_weights
+from millpond.model.random_weights import random_weights, random_weights_bytes
+from millpond.model.weights import LlamaWeights
 from millpond.runner.model_runner import ModelRunner
 from millpond.text.tokenizer import Tokenizer
 
@@ -151,6 +153,16 @@ def build_model_runner(path: Path, config: EngineConfig | None = None, *, cache_
     return _build_runner(file, figures, config, plan, figures.vocab_size, cache_dir, lambda line: None)
 
 
+def build_random_runner(figures: ModelConfig, config: EngineConfig) -> ModelRunner:
+    """A runner of random weights, for measuring. Raises ConfigError where the memory is too small for them."""
+    needed, available = random_weights_bytes(figures, config.dtype), available_memory()
+    if needed > available:
+        raise ConfigError(f"the weights take {needed} bytes, but {available} are available")
+    weights = random_weights(figures, config.dtype)
+    config, plan = _settle(figures, config)
+    return _new_runner(figures, weights, config, plan, figures.vocab_size, lambda line: None)
+
+
 def _settle(figures: ModelConfig, config: EngineConfig) -> tuple[EngineConfig, PoolPlan]:
     """The config with its open sizes filled in, and the pool that they make."""
     plan = plan_pool(figures, config, available_memory())
@@ -179,6 +191,14 @@ def _build_runner(
         )
     folder = (cache_dir or default_cache_dir()) / "packed"
     weights, keep = packed_weights(file, figures, config.dtype, isa=config.isa, folder=folder, notify=notify)
+    runner = _new_runner(figures, weights, config, plan, vocab_size, notify)
+    keep(runner.outliers)
+    return runner
+
+
+def _new_runner(
+    figures: ModelConfig, weights: LlamaWeights, config: EngineConfig, plan: PoolPlan, vocab_size: int, notify: Notify
+) -> ModelRunner:
     with _told_of_compilation(notify):
         runner = ModelRunner(
             figures,
@@ -196,7 +216,6 @@ def _build_runner(
             max_drafts=0 if config.speculative == "off" else config.speculative_tokens,
         )
         runner.warm_up()
-    keep(runner.outliers)
     return runner
 
 

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from millpond import build
 from millpond.cli import loading
 from millpond.cli.app import run
 from millpond.kernels.roofline import MachineRates
 from millpond.lab import kernel_plot
 from millpond.model.floors import StepShape
 from millpond.runner import bench_kernels
+from millpond.runner.bandwidth import Bandwidth
 from millpond.runner.bench_kernels import KernelReport, PhaseRow, StepReport
 
 RATES = MachineRates(2, "avx512", {1 << 19: 2e11, 1 << 29: 3e10}, 7e9, {"u8 x s8": 7.45e11})
@@ -58,6 +61,30 @@ def test_a_phase_that_is_faster_than_the_machine_is_doubted(asked, capsys, monke
     monkeypatch.setattr(bench_kernels, "measure_kernels", lambda build, config, plan, notify: report)
     run(["bench", "kernels"], {})
     assert doubt in capsys.readouterr().out
+
+
+def test_a_step_that_memory_bounds_has_a_line_with_its_share_of_the_memorys_speed(asked, capsys, monkeypatch):
+    run(["bench", "kernels"], {})
+    assert "plain reads" not in capsys.readouterr().out
+    step = replace(REPORT.steps[0], bandwidth=Bandwidth(912e6, 30.5e9, 83.4))
+    monkeypatch.setattr(bench_kernels, "measure_kernels", lambda *arguments: KernelReport(RATES, (step,)))
+    run(["bench", "kernels"], {})
+    assert "decode 64 at 160: 912 MB a step, at 83 % of the 30.5 GB/s of plain reads" in capsys.readouterr().out
+
+
+def test_a_shape_is_measured_with_random_weights_and_no_file(asked, monkeypatch):
+    built = []
+    monkeypatch.setattr(loading, "fetch_model", lambda *arguments: pytest.fail("a file was asked for"))
+    monkeypatch.setattr(build, "build_random_runner", lambda shape, config: built.append((shape, config)))
+    monkeypatch.setattr(bench_kernels, "measure_kernels", lambda make, config, plan, notify: make(config) or REPORT)
+    assert run(["bench", "kernels", "--shape", "llama-1b", "--dtype", "float32"], {}) == 0
+    assert [(shape.num_layers, config.dtype) for shape, config in built] == [(16, "float32")]
+
+
+def test_an_unknown_shape_is_refused_by_name(asked, capsys):
+    assert run(["bench", "kernels", "--shape", "llama-2t"], {}) == 1
+    assert "shape must be one of smollm2-135m, llama-1b, got 'llama-2t'" in capsys.readouterr().err
+    assert asked == []
 
 
 def test_json_is_the_report_on_standard_output_alone(asked, capsys):

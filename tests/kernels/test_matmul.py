@@ -14,6 +14,7 @@ from millpond.kernels.matmul import (
     F32_WEIGHTS,
     GROUP,
     OUTLIER_COUNT,
+    OUTLIER_WEIGHTS,
     OUTLIERS,
     ROW_BLOCK,
     ROWS,
@@ -25,7 +26,7 @@ from millpond.kernels.matmul import (
     new_errand,
     part_of,
 )
-from millpond.kernels.pack import pack_affine, pack_float, padded, round_to_bf16, unpack
+from millpond.kernels.pack import channel_weights, pack_affine, pack_float, padded, round_to_bf16, unpack
 from millpond.kernels.pointwise import prepare
 from millpond.kernels.threads import new_sync
 from millpond.kernels.tiles import load_tiles
@@ -67,11 +68,17 @@ def packed(kind, columns=COLUMNS, depth=DEPTH):
     return pack_affine(codes, scale, scale * np.float16(-(2 ** (bits - 1))), bits)
 
 
+@cache
+def outlier_weights(kind) -> np.ndarray:
+    return channel_weights(packed(kind), OUTLIER_CHANNELS)
+
+
 def descriptor_of(kind, outliers=None) -> np.ndarray:
     row = np.array(packed(kind).descriptor(), np.int64)
     assert row.shape == (DESCRIPTOR_SIZE,)
     if outliers is not None:
         row[OUTLIER_COUNT], row[OUTLIERS] = len(outliers), outliers.ctypes.data
+        row[OUTLIER_WEIGHTS] = outlier_weights(kind).ctypes.data
     return row
 
 
@@ -109,7 +116,7 @@ def run(isa, layer, prepared, rows, *, add=0, start=0.0, team=1) -> np.ndarray:
     layer[ADDS] = add
 
     def work(thread):
-        scratch = np.zeros((DEPTH + 4 * MOST_OUTLIERS) * 48, np.uint8)
+        scratch = np.zeros(DEPTH * 48, np.uint8)
         errand = new_errand(outputs.ctypes.data, 64 * 5, np.arange(2), 7)
         inputs, sums = prepared.inputs, prepared.sums
         calls.append(linear(tiles, sync, thread, layer, rows, inputs, sums, outputs, scratch, errand, 0))

@@ -5,7 +5,7 @@ import pytest
 
 from millpond.kernels.embedding import embed, half
 from millpond.kernels.matmul import BF16, COLUMNS, F32_WEIGHTS, GROUP, U4, U8
-from millpond.kernels.pack import Packed, pack_affine, pack_float, padded, round_to_bf16, unpack
+from millpond.kernels.pack import Packed, channel_weights, pack_affine, pack_float, padded, round_to_bf16, unpack
 
 SHAPES = [(48, 32), (1, 32), (47, 64), (49, 96), (144, 160), (100, 32)]
 KINDS = {"U4": U4, "U8": U8, "BF16": BF16, "F32": F32_WEIGHTS}
@@ -57,6 +57,15 @@ def test_codes_of_all_ones_and_the_extremes_of_a_scale_survive():
     for token in range(3):
         embed(np.array(packed.descriptor(), np.int64), token, row)
         np.testing.assert_array_equal(row, expected[token])
+
+
+@pytest.mark.parametrize("kind", [U4, U8], ids=["U4", "U8"])
+def test_the_weights_of_some_channels_are_exactly_those_that_were_packed(kind):
+    packed, _ = packed_and_expected(kind, (50, 96))
+    channels = np.array([0, 3, 4, 7, 8, 31, 32, 95])
+    got = channel_weights(packed, channels)
+    assert (got.shape, got.dtype, got.flags.c_contiguous) == ((2, len(channels), COLUMNS), np.float32, True)
+    np.testing.assert_array_equal(got.swapaxes(1, 2).reshape(-1, len(channels))[:50], unpack(packed)[:, channels])
 
 
 def test_the_columns_after_the_last_are_zeros():

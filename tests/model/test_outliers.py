@@ -5,8 +5,8 @@ import ctypes
 import numpy as np
 import pytest
 
-from millpond.kernels.matmul import DESCRIPTOR_SIZE, GROUP, MAGNITUDES, OUTLIER_COUNT, OUTLIERS
-from millpond.kernels.pack import pack_affine, pack_float
+from millpond.kernels.matmul import DESCRIPTOR_SIZE, GROUP, MAGNITUDES, OUTLIER_COUNT, OUTLIER_WEIGHTS, OUTLIERS
+from millpond.kernels.pack import pack_affine, pack_float, unpack
 from millpond.model.outliers import (
     MOST_OUTLIERS,
     PROBE_TOKENS,
@@ -115,13 +115,16 @@ def test_the_probe_fills_the_descriptors_of_affine_layers_and_no_others():
     pairs = list(zip(layers, rows, strict=True))
     kept = find_outliers(pairs, probe)
     np.testing.assert_array_equal(rows, before)
-    take_out(pairs, kept)
+    weights = take_out(pairs, kept)
     assert [address != 0 for address in seen] == [True, False, True]
     assert [channels.tolist() for channels in kept] == [[40], [7]]
     np.testing.assert_array_equal(rows[:, OUTLIER_COUNT], [1, 0, 1])
     np.testing.assert_array_equal(rows[[0, 2], OUTLIERS], [each.ctypes.data for each in kept])
+    np.testing.assert_array_equal(rows[[0, 2], OUTLIER_WEIGHTS], [each.ctypes.data for each in weights])
+    for layer, channels, kept_weights in zip(layers[::2], kept, weights, strict=True):
+        np.testing.assert_array_equal(kept_weights[0], unpack(layer)[:, channels].T)
     assert not rows[:, MAGNITUDES].any()
-    others = [i for i in range(DESCRIPTOR_SIZE) if i not in (OUTLIER_COUNT, OUTLIERS, MAGNITUDES)]
+    others = [i for i in range(DESCRIPTOR_SIZE) if i not in (OUTLIER_COUNT, OUTLIERS, OUTLIER_WEIGHTS, MAGNITUDES)]
     np.testing.assert_array_equal(rows[:, others], before[:, others])
 
 

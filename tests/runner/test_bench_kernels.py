@@ -1,5 +1,7 @@
 """Each phase of a step timed in its place, and set beside its floor."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -108,8 +110,31 @@ def test_the_median_of_the_repetitions_counts_and_the_first_step_does_not(path, 
         return StepTimes(each, {"embed": each / 2}, {})
 
     monkeypatch.setattr(timer, "once", once)
-    assert timer.measure(StepShape(1, 1, 9), 3) == StepTimes(2.0, {"embed": 1.0}, {"embed": 0.5})
+    step = timer.running(StepShape(1, 1, 9))
+    assert timer.measure(step, 3) == StepTimes(2.0, {"embed": 1.0}, {"embed": 0.5})
     assert admissions == [True, False, False, False]
+
+
+def test_a_step_that_memory_bounds_is_set_beside_plain_reads_of_its_weights(path, monkeypatch):
+    slow_memory = replace(RATES, reads={1 << 30: 1.0})
+    monkeypatch.setattr(bench_kernels, "measure_machine", lambda isa, threads, notify: slow_memory)
+    config = PLAN.config(dtype="auto", isa="auto", threads=1)
+    runner = build_model_runner(path, config)
+    report = measure_kernels(lambda config: runner, config, PLAN, lambda name: None)
+    weights, kv = runner._packed.room.nbytes, runner.config.kv_bytes_per_position(2)
+    for step in report.steps[:2]:  # a row of the embedding for each sequence, and everything once
+        assert step.bandwidth.num_bytes == pytest.approx(weights + step.shape.sequences * 20 * kv, rel=0.02)
+        assert step.bandwidth.percent > 0 < step.bandwidth.rate
+    assert report.as_json()["steps"][0]["bandwidth"]["num_bytes"] == report.steps[0].bandwidth.num_bytes
+
+
+def test_a_step_that_products_bound_has_no_bandwidth(path, monkeypatch):
+    fast_memory = replace(RATES, reads={1 << 30: 1e15})
+    monkeypatch.setattr(bench_kernels, "measure_machine", lambda isa, threads, notify: fast_memory)
+    config = PLAN.config(dtype="auto", isa="auto", threads=1)
+    report = measure_kernels(lambda config: build_model_runner(path, config), config, PLAN, lambda name: None)
+    assert [step.bandwidth for step in report.steps] == [None] * len(PLAN.shapes)
+    assert report.as_json()["steps"][0]["bandwidth"] is None
 
 
 def test_steps_after_the_timed_ones_read_no_clock(path):

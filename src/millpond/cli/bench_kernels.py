@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,12 +21,14 @@ from millpond.cli.options import (
     parse_counts,
 )
 from millpond.cli.settings import Settings
+from millpond.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from millpond.config import EngineConfig
     from millpond.runner.bench_kernels import KernelPlan, KernelReport, StepReport
+    from millpond.runner.model_runner import ModelRunner
 
 HELP = """Measure this machine, then each phase of a step against its own floor.
 
@@ -39,6 +42,7 @@ floor is as fast as this machine allows. Each decode step reads K/V from all ove
 EXAMPLES = examples(
     "millpond bench kernels",
     'millpond bench kernels --decode 1,64 --context 160 --prefill ""',
+    'millpond bench kernels --shape llama-1b --decode 1 --context 160 --prefill ""',
     "millpond bench kernels --threads 1 --json",
     "millpond bench kernels --plot roofline.png",
 )
@@ -91,20 +95,42 @@ def add_step(table: Table, step: StepReport) -> None:
     table.add_section()
 
 
-def measure(model: str, plan: KernelPlan, config: EngineConfig, settings: Settings) -> KernelReport:
-    """Carry out the plan on the model under a progress bar on standard error."""
-    path = loading.fetch_model(model, settings)
-    from millpond.build import build_model_runner
+def bandwidth_lines(report: KernelReport) -> Iterator[str]:
+    """A sentence for each step that memory bounds."""
+    for step in report.steps:
+        if (found := step.bandwidth) is not None:
+            size, rate = f"{found.num_bytes / 1e6:.0f} MB", f"{found.rate / 1e9:.1f} GB/s"
+            yield f"{step.shape.name}: {size} a step, at {found.percent:.0f} % of the {rate} of plain reads"
+
+
+def builder(model: str, shape: str | None, settings: Settings) -> Callable[[EngineConfig], ModelRunner]:
+    """What makes the runner: of random weights where a shape is named, else of the model's file, fetched if need be."""
+    from millpond.build import build_model_runner, build_random_runner
+    from millpond.model.random_weights import SHAPES
+
+    if shape is None:
+        path = loading.fetch_model(model, settings)
+        return lambda config: build_model_runner(path, config)
+    if shape not in SHAPES:
+        raise ConfigError(f"shape must be one of {', '.join(SHAPES)}, got {shape!r}")
+    return lambda config: build_random_runner(SHAPES[shape], config)
+
+
+def measure(build: Callable[[EngineConfig], ModelRunner], plan: KernelPlan, config: EngineConfig) -> KernelReport:
+    """Carry out the plan under a progress bar on standard error."""
     from millpond.cli.progress import counting_bar
     from millpond.runner.bench_kernels import measure_kernels
 
     with counting_bar(plan.num_measurements) as notify:
-        return measure_kernels(lambda config: build_model_runner(path, config), config, plan, notify)
+        return measure_kernels(build, config, plan, notify)
 
 
 def kernels(
     context: typer.Context,
     model: ModelOption = DEFAULT_MODEL,
+    shape: Annotated[
+        str | None, typer.Option("--shape", help="Random weights of this shape, not a model: smollm2-135m or llama-1b.")
+    ] = None,
     decode: Annotated[
         str, typer.Option("--decode", metavar="N,N", help='Numbers of sequences; "" for none.')
     ] = "1,4,16,64",
@@ -130,7 +156,7 @@ def kernels(
         check_plot(plot)  # not after minutes of measuring
     plan = KernelPlan(parse_counts(decode), parse_counts(contexts), parse_counts(prefill), repetitions)
     config = plan.config(dtype=dtype, isa=isa, threads=threads)
-    report = measure(model, plan, config, context.ensure_object(Settings))
+    report = measure(builder(model, shape, context.ensure_object(Settings)), plan, config)
     if plot is not None:
         draw(report.as_json(), plot)
     if as_json:
@@ -141,5 +167,7 @@ def kernels(
     console = Console()
     console.print(machine_table(report))
     console.print(steps_table(report))
+    for line in bandwidth_lines(report):
+        console.print(line)
     if any(row.percent_of_floor > DISTURBED for step in report.steps for row in step.phases):
         console.print("A phase far above 100 %: something else had the cores while the rates were measured. Run again.")

@@ -43,12 +43,13 @@ UNPACK_ROWS = 20  # from so many rows on, a 4-bit tile is unpacked once instead 
 SCALE_BYTES = 2 * COLUMNS * 2  # one group of one tile
 LINE = 64
 AHEAD = 4096  # bytes by which weights are fetched ahead of their use where a tile is used only once
+SCALES_AHEAD = 4 * SCALE_BYTES  # the same for scales, always: those of a whole long tile would not stay in the cache
 
 # A linear layer's descriptor, int64: kind, columns, K, address of the weights, of the scales; how many outlier
-# channels, address of their numbers (int64); address where the inputs' magnitudes are summed up (float32 [K]), or 0;
-# 1 where the result is added to what is there.
-KIND, COLUMN_COUNT, DEPTH, WEIGHTS, SCALES, OUTLIER_COUNT, OUTLIERS, MAGNITUDES, ADDS = range(9)
-DESCRIPTOR_SIZE = 9
+# channels, address of their numbers (int64) and of their weights (float32 [tiles][channels][48]); address where the
+# inputs' magnitudes are summed up (float32 [K]), or 0; 1 where the result is added to what is there.
+KIND, COLUMN_COUNT, DEPTH, WEIGHTS, SCALES, OUTLIER_COUNT, OUTLIERS, OUTLIER_WEIGHTS, MAGNITUDES, ADDS = range(10)
+DESCRIPTOR_SIZE = 10
 
 
 def _affine_group(ir, kind, rows, vectors, g, acc, a, lda, w, scales, sums, ldsums):
@@ -145,33 +146,33 @@ def gemm_tile(
     """C[0:rows, 0:48] = (where add is 1, +=) A @ W for one tile. Addresses, strides in bytes; the first three literal.
 
     a: int8, bfloat16 or float32 [rows][K] as the kind wants it. sums: for each row float32 [K/32][scale, scale * sum of
-    codes]. While it computes it fetches the next tile's scales and two runs of cache lines, at `near` and at `far`.
+    codes]. While it computes it fetches the scales ahead and two runs of cache lines, at `near` and at `far`.
     """
     isa_, kind_, rows_ = isa.literal_value, kind.literal_value, rows.literal_value
 
     def codegen(context, builder, signature, args):
         ir = Ir(builder, isa_)
         add, a, lda, w, scales, sums, lds, c, ldc, groups, near, near_count, far, far_count = args[3:]
-        adds, next_scales = builder.icmp_signed("!=", add, I64(0)), ir.at(scales, ir.times(groups, SCALE_BYTES))
+        adds, next_scales = builder.icmp_signed("!=", add, I64(0)), ir.at(scales, I64(SCALES_AHEAD))
         vectors = ir.together(VECTORS, VECTORS if rows_ == 1 else 1)
-        passes = VECTORS // vectors
-        steps = ir.times(groups, passes)
         runs = [(near, near_count), (far, far_count)]
-        runs = [(*run, builder.sdiv(builder.add(run[1], builder.sub(steps, I64(1))), steps)) for run in runs]
+        runs = [(*run, builder.sdiv(builder.add(run[1], builder.sub(groups, I64(1))), groups)) for run in runs]
+
+        def fetch(g):
+            for start, lines, each in runs:
+                _fetch_share(ir, g, start, lines, each)
+            for line in range(SCALE_BYTES // LINE if kind_ in (U4, U8) else 0):
+                ir.prefetch(ir.at(next_scales, ir.times(g, SCALE_BYTES)), line * LINE)
 
         def group(index, w, scales, g, acc):
-            step = builder.add(builder.mul(index, groups), g)
-            for start, lines, each in runs:
-                _fetch_share(ir, step, start, lines, each)
+            if index == 0:  # the first pass is the first that waits for memory
+                fetch(g)
             if kind_ in (BF16, F32_WEIGHTS):
                 return _float_group(ir, kind_, rows_, vectors, g, acc, a, lda, w)
-            line = ir.at(next_scales, ir.times(g, SCALE_BYTES), ir.times(index, LINE))
-            for i in range(SCALE_BYTES // LINE // passes):
-                ir.prefetch(line, i * LINE)
             return _affine_group(ir, kind_, rows_, vectors, g, acc, a, lda, w, scales, sums, lds)
 
-        for index in map(I64, range(passes)):
-            w_p, s_p, c_p = (ir.at(x, ir.times(index, vectors * size)) for x, size in ((w, 64), (scales, 32), (c, 64)))
+        for index in range(VECTORS // vectors):
+            w_p, s_p, c_p = (ir.at(x, index * vectors * size) for x, size in ((w, 64), (scales, 32), (c, 64)))
             acc = ir.loop(groups, [ir.zero()] * (rows_ * vectors), partial(group, index, w_p, s_p))
             for r in range(rows_):
                 c_r = ir.at(c_p, builder.mul(ldc, I64(r)))
@@ -224,6 +225,18 @@ def outlier_rows(typingctx, rows, c, ldc, outliers, x, ldx, count):
 
 
 @intrinsic
+def fetch(typingctx, start, lines):
+    """Ask for a run of cache lines."""
+
+    def codegen(context, builder, signature, args):
+        ir, (start, lines) = Ir(builder), args
+        ir.loop(lines, [], lambda i, _: ir.prefetch(ir.at(start, ir.times(i, LINE))) or [])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
 def unpack_tile(typingctx, source, target, count):
     """Spread `count` runs of 192 bytes (a U4 tile's 8 k for 48 columns) into the layout of a U8 tile."""
 
@@ -243,41 +256,10 @@ def unpack_tile(typingctx, source, target, count):
     return types.void(types.int64, types.int64, types.int64), codegen
 
 
-@intrinsic(prefer_literal=True)
-def outlier_tile(typingctx, kind, w, scales, channels, count, target):
-    """target = float32 [count][48], the weights of the given input channels (int64 [count]) in one affine tile."""
-    bits = 4 if kind.literal_value == U4 else 8
-
-    def codegen(context, builder, signature, args):
-        ir, b = Ir(builder), builder
-        w, scales, channels, count, target = args[1:]
-
-        def one(o, _):
-            channel = ir.load(I64, ir.at(channels, ir.times(o, 8)))
-            run, shift = b.sdiv(channel, I64(32 // bits)), ir.times(b.and_(channel, I64(3)), 8)
-            if bits == 4:
-                shift = b.add(shift, b.and_(channel, I64(4)))  # channels 4 to 7 of a run are the high nibbles
-            shift = ir.splat(b.trunc(shift, I32))
-            s_g = ir.at(scales, ir.times(b.sdiv(channel, I64(GROUP)), SCALE_BYTES))
-            for j in range(VECTORS):
-                codes = b.lshr(ir.load(V16I32, ir.at(w, ir.times(run, VECTORS * 64)), 64 * j), shift)
-                code = b.sitofp(b.and_(codes, ir.const(V16I32, 2**bits - 1)), V16F32)
-                scale, offset = (ir.half_to_float(ir.load(V16I16, s_g, 32 * (j + half))) for half in (0, VECTORS))
-                ir.store(ir.fma(code, scale, offset), ir.at(target, ir.times(o, COLUMNS * 4)), 64 * j)
-            return []
-
-        ir.loop(count, [], one)
-        return context.get_dummy_value()
-
-    return types.void(kind, *[types.int64] * 5), codegen
-
-
 @njit(cache=True, nogil=True)
-def outliers(kind, w, scales, channels, count, target, rows, c, ldc, x, ldx):
-    """The outlier channels of one tile, for all rows of a block: outlier_tile, then outlier_rows. Compiled on its own,
-    once for each affine kind."""
-    outlier_tile(kind, w, scales, channels, count, target)
-    outlier_rows(rows, c, ldc, target, x, ldx, count)
+def outliers(rows, c, ldc, weights, x, ldx, count):
+    """outlier_rows as a function to be compiled on its own."""
+    outlier_rows(rows, c, ldc, weights, x, ldx, count)
 
 
 @njit(cache=True, nogil=True)
@@ -299,7 +281,7 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, 
 
     layer: its descriptor. inputs: the rows as prepared for the layer's kind, `input_stride` apart.
     c: the address of the first row's outputs, float32, ldc bytes from row to row. scratch: uint8, this thread's own,
-    for the weights of outlier channels and then an unpacked tile. Returns the number of the next call.
+    for an unpacked tile. Returns the number of the next call.
     """
     kind, depth = layer[KIND], layer[DEPTH]
     groups, tile_bytes = depth // GROUP, depth * tile_bytes_per_k(kind)
@@ -308,10 +290,13 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, 
     calls = (last - first + ROWS - 1) // ROWS
     near, near_count = source + (tile_bytes if calls > 1 else AHEAD), (tile_bytes + calls * LINE - 1) // (calls * LINE)
     if kind == U4 and last - first >= tiles.unpack_rows:
-        kind, w = U8, address(scratch) + layer[OUTLIER_COUNT] * COLUMNS * 4
+        kind, w = U8, address(scratch)
         call(tiles.unpack, source, w, depth // 8)
     lda, ldsums = input_stride(layer), sums.strides[0]
     s = address(sums) + first * ldsums
+    count = layer[OUTLIER_COUNT]
+    outlier_weights = layer[OUTLIER_WEIGHTS] + tile * count * COLUMNS * 4
+    fetch(outlier_weights, count * VECTORS)
     for row in range(0, last - first, ROWS):
         rows = min(ROWS, last - first - row)
         a = address(inputs) + (first + row) * lda
@@ -320,11 +305,8 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, 
             c + row * ldc, ldc, groups, near, near_count, *part_of(errand, index),
         )  # fmt: skip
         near, index = near + near_count * LINE, index + 1
-    if layer[OUTLIER_COUNT]:
-        call(
-            tiles.outliers[layer[KIND]], 0, source, scales, layer[OUTLIERS], layer[OUTLIER_COUNT], address(scratch),
-            last - first, c, ldc, s + groups * 8, ldsums,
-        )  # fmt: skip
+    if count:
+        call(tiles.outliers, last - first, c, ldc, outlier_weights, s + groups * 8, ldsums, count)
     return index
 
 

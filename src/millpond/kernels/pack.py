@@ -42,7 +42,7 @@ class Packed:
     def descriptor(self) -> list[int]:
         """The layer's row of numbers for the kernels (matmul.py): no outlier channels, nothing added to."""
         scales = 0 if self.scales is None else self.scales.ctypes.data
-        return [self.kind, padded(self.columns), self.depth, self.weights.ctypes.data, scales, 0, 0, 0, 0]
+        return [self.kind, padded(self.columns), self.depth, self.weights.ctypes.data, scales, 0, 0, 0, 0, 0]
 
     def copy_from(self, other: "Packed") -> None:
         """Take over the values of another layer of the same form."""
@@ -140,6 +140,16 @@ def unpack(packed: Packed) -> NDArray[np.float32]:
     else:
         rows = _unpack_affine(packed, tiles)
     return rows[: packed.columns]
+
+
+def channel_weights(packed: Packed, channels: NDArray[np.int64]) -> NDArray[np.float32]:
+    """The weights of some input channels of an affine layer: float32 [tiles, channels, 48]."""
+    assert packed.scales is not None
+    k, bits = channels[:, None], 4 if packed.kind == U4 else 8
+    shift = 8 * (k % 4) + (k & 4 if bits == 4 else 0)  # of a 4-bit tile's 8 channels, the last 4 are the high nibbles
+    codes = packed.weights[:, channels // (32 // bits)] >> shift.astype(np.uint32) & np.uint32((1 << bits) - 1)
+    scale, offset = np.moveaxis(packed.scales.view(np.float16)[:, channels // GROUP].astype(np.float32), 2, 0)
+    return np.ascontiguousarray(scale * codes.astype(np.float32) + offset)
 
 
 def _unpack_affine(packed: Packed, tiles: int) -> NDArray[np.float32]:

@@ -14,14 +14,14 @@ from millpond.kernels.matmul import ROW_BLOCK, ROWS, U4, U8, UNPACK_ROWS, gemm, 
 
 
 class Tiles(NamedTuple):
-    """Addresses by literal: gemm [kind, rows], outliers [kind], score [rows], value [rows, vectors];
+    """Addresses by literal: gemm [kind, rows], score [rows], value [rows, vectors];
     unpack_rows: from how many rows on a 4-bit tile is unpacked; threads: how many share a step."""
 
     threads: int
     gemm: NDArray[np.int64]
     unpack: int
     unpack_rows: int
-    outliers: NDArray[np.int64]
+    outliers: int
     score: NDArray[np.int64]
     softmax: int
     value: NDArray[np.int64]
@@ -44,16 +44,12 @@ def load_tiles(
     level, bf16 = types.literal(ISAS[isa]), types.literal(int(kv_dtype is np.uint16))
     ints = [types.int64] * 14
     gemms = np.zeros((4, ROWS + 1), np.int64)
-    unpack_rows = (
-        ROW_BLOCK + 1 if isa == "avx2" else UNPACK_ROWS
-    )  # AVX2 is fastest with codes that it knows to be short
+    # AVX2 is fastest with codes that it knows to be short
+    unpack_rows = ROW_BLOCK + 1 if isa == "avx2" else UNPACK_ROWS
     unpacks = U4 in kinds and unpack_rows <= ROW_BLOCK  # a 4-bit tile that is unpacked goes on as an 8-bit one
     for kind in {*kinds} | ({U8} if unpacks else set()):
         for rows in range(1, ROWS + 1):
             gemms[kind, rows] = link(gemm, level, types.literal(kind), types.literal(rows), *ints)
-    outlier_entries = np.zeros(U8 + 1, np.int64)
-    for kind in {U4, U8} & {*kinds}:
-        outlier_entries[kind] = link(outliers, types.literal(kind), *ints[:10])
     scores, values = np.zeros(TILE_ROWS + 1, np.int64), np.zeros((TILE_ROWS + 1, 5), np.int64)
     for rows in attention_rows(heads_per_kv):
         literal = types.literal(rows)
@@ -65,7 +61,7 @@ def load_tiles(
         gemm=gemms,
         unpack=link(unpack, *ints[:3]),
         unpack_rows=unpack_rows,
-        outliers=outlier_entries,
+        outliers=link(outliers, *ints[:7]),
         score=scores,
         softmax=link(softmax, bf16, *ints[:4]),
         value=values,

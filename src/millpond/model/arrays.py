@@ -147,7 +147,7 @@ def new_scratch(
         ffn_inputs=np.zeros(rows * (config.ffn_size * 4 + 64), np.uint8),
         ffn_sums=np.zeros((rows, config.ffn_size // 16 + MOST_OUTLIERS), np.float32),
         logits=np.zeros((sampled, padded(config.vocab_size)), np.float32),
-        unpacked=np.zeros((threads, (depth + 4 * MOST_OUTLIERS) * COLUMNS), np.uint8),
+        unpacked=np.zeros((threads, depth * COLUMNS), np.uint8),
         row=np.zeros((threads, narrow), np.float32),
         scores=np.zeros((threads, group_rows, blocks * BLOCK), np.float32),
         factors=np.zeros((threads, group_rows), np.float32),

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.kernels.matmul import GROUP, MAGNITUDES, OUTLIER_COUNT, OUTLIERS
-from millpond.kernels.pack import Packed
+from millpond.kernels.matmul import GROUP, MAGNITUDES, OUTLIER_COUNT, OUTLIER_WEIGHTS, OUTLIERS
+from millpond.kernels.pack import Packed, channel_weights
 
 MOST_OUTLIERS = 8
 # A further channel is taken out while that lowers the layer's predicted rounding error (its variance) by this share.
@@ -41,10 +41,24 @@ def find_outliers(
     return [choose_channels(sums, _group_weights(layer)) for (layer, _), sums in pairs]
 
 
-def take_out(descriptors: Sequence[tuple[Packed, NDArray[np.int64]]], outliers: Sequence[NDArray[np.int64]]) -> None:
-    """Fill in the outlier fields of the descriptors of affine layers; the channels' arrays must outlive them."""
-    for (_, row), channels in zip(affine_layers(descriptors), outliers, strict=True):
-        row[OUTLIER_COUNT], row[OUTLIERS] = len(channels), channels.ctypes.data
+def take_out(
+    descriptors: Sequence[tuple[Packed, NDArray[np.int64]]], outliers: Sequence[NDArray[np.int64]]
+) -> list[NDArray[np.float32]]:
+    """Fill in the outlier fields of the descriptors of affine layers.
+
+    Returns the channels' weights, which stand beside the packed ones: read out of a tile they would hold up the stream
+    of tiles. They and the arrays of channels must outlive the descriptors.
+    """
+    kept = []
+    for (layer, row), channels in zip(affine_layers(descriptors), outliers, strict=True):
+        weights = channel_weights(layer, channels)
+        row[OUTLIER_COUNT], row[OUTLIERS], row[OUTLIER_WEIGHTS] = (
+            len(channels),
+            channels.ctypes.data,
+            weights.ctypes.data,
+        )
+        kept.append(weights)
+    return kept
 
 
 def affine_layers(

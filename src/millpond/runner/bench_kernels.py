@@ -1,15 +1,18 @@
 """Every phase of a step against its own floor: what `millpond bench kernels` measures."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 from millpond.config import EngineConfig
 from millpond.core.block_pool import blocks_for_length
+from millpond.core.step import SchedulerOutput
 from millpond.errors import ConfigError
 from millpond.kernels.isa import choose
-from millpond.kernels.roofline import NUM_PROBES, MachineRates, measure_machine
+from millpond.kernels.roofline import NUM_PROBES, MachineRates, Probes, measure_machine
 from millpond.kernels.threads import thread_count
 from millpond.model.floors import StepShape, Work, step_work
+from millpond.runner.bandwidth import Bandwidth, PlainReads, step_bandwidth
 from millpond.runner.model_runner import ModelRunner
 from millpond.runner.phase_times import PhaseTimer, StepTimes
 
@@ -40,11 +43,12 @@ class PhaseRow:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """A whole step and its phases in order."""
+    """A whole step and its phases in order; bandwidth where memory bounds most of it."""
 
     shape: StepShape
     seconds: float
     phases: tuple[PhaseRow, ...]
+    bandwidth: Bandwidth | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class KernelReport:
                     "name": step.shape.name,
                     **asdict(step.shape),
                     "us": step.seconds * 1e6,
+                    "bandwidth": None if step.bandwidth is None else asdict(step.bandwidth),
                     "phases": [
                         {**asdict(row), "percent_of_floor": round(row.percent_of_floor, 1)} for row in step.phases
                     ],
@@ -126,16 +131,34 @@ def measure_kernels(
     notify is called with the name of each of the plan's num_measurements before it starts.
     """
     assert config.num_blocks is not None
-    rates = measure_machine(choose(config.isa), thread_count(config.threads), notify)
+    isa, threads = choose(config.isa), thread_count(config.threads)
+    rates = measure_machine(isa, threads, notify)
     notify("loading the model")
     runner = build(config)
     timer = PhaseTimer(runner, config.num_blocks, config.block_size)
+    reads = PlainReads(Probes(isa, threads), runner._packed.room)
     steps = []
     for shape in plan.shapes:
         notify(shape.name)
         work = step_work(runner.config, runner._packed, shape, timer.kv_position_bytes, timer.kv_dot)
-        steps.append(step_report(shape, timer.measure(shape, plan.repetitions), work, rates))
+        step = timer.running(shape)
+        report = step_report(shape, timer.measure(step, plan.repetitions), work, rates)
+        if is_bound_by_memory(report):
+            num_bytes = sum(each.memory_bytes for each in work.values())
+            found = step_bandwidth(partial(seconds_of, timer, step), reads.rate, num_bytes, plan.repetitions)
+            report = replace(report, bandwidth=found)
+        steps.append(report)
     return KernelReport(rates, tuple(steps))
+
+
+def seconds_of(timer: PhaseTimer, step: SchedulerOutput) -> float:
+    return timer.once(step).seconds
+
+
+def is_bound_by_memory(step: StepReport) -> bool:
+    """Whether phases that are bound by memory are more than half of the step's floor."""
+    by_memory = sum(row.floor_us for row in step.phases if row.bound_by == "memory")
+    return 2 * by_memory > sum(row.floor_us for row in step.phases)
 
 
 def step_report(shape: StepShape, times: StepTimes, work: dict[str, Work], rates: MachineRates) -> StepReport:

@@ -100,7 +100,7 @@ class ModelRunner:
         pairs.append((self._packed.head, self._weights.head))
         known = self._packed.outliers
         outliers = self._find_outliers(pairs) if known is None else known
-        take_out(pairs, outliers)
+        self._outlier_weights = take_out(pairs, outliers)
         return outliers
 
     def _jobs(self, tiles: Callable[..., Tiles]) -> list[Job]:

@@ -82,12 +82,15 @@ class PhaseTimer:
             parts[name] += nanoseconds / 1e9
         return StepTimes((end - start) / 1e9, parts, parts)
 
-    def measure(self, shape: StepShape, repetitions: int) -> StepTimes:
-        """The median of each part and of the whole over the repetitions, after one step that is not counted."""
+    def running(self, shape: StepShape) -> SchedulerOutput:
+        """A step of this shape that can be repeated: it has been run once, and admits nobody any more."""
         step = self.step(shape)
         self.once(step)
-        running = replace(step, scheduled=tuple(each._replace(admission=None) for each in step.scheduled))
-        times = [self.once(running) for _ in range(repetitions)]
+        return replace(step, scheduled=tuple(each._replace(admission=None) for each in step.scheduled))
+
+    def measure(self, step: SchedulerOutput, repetitions: int) -> StepTimes:
+        """The median of each part and of the whole over the repetitions."""
+        times = [self.once(step) for _ in range(repetitions)]
         parts = {name: median(each.parts[name] for each in times) for name in times[0].parts}
         best = {name: min(each.parts[name] for each in times) for name in parts}
         return StepTimes(median(each.seconds for each in times), parts, best)
