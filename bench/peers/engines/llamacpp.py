@@ -32,6 +32,10 @@ VARIANTS: dict[str, Settings] = {
     "ub_128": {"model": "q4_0.gguf", "flags": {"-ub": 128}},
     "ub_2048": {"model": "q4_0.gguf", "flags": {"-ub": 2048}},
     "unified": {"model": "q4_0.gguf", "switches": ["--kv-unified"]},
+    "slots_32": {"model": "q4_0.gguf", "slots": 32},
+    "slots_16": {"model": "q4_0.gguf", "slots": 16},
+    "slots_16_unified": {"model": "q4_0.gguf", "slots": 16, "switches": ["--kv-unified"]},
+    "backend_sampling": {"model": "q4_0.gguf", "switches": ["--backend-sampling"]},
     "kv_q8_0": {"model": "q4_0.gguf", "flags": {"-ctk": "q8_0", "-ctv": "q8_0"}},
 }
 
@@ -113,7 +117,14 @@ class LlamaSession:
 
 def _server(site: Site, settings: Settings, prefix_caching: bool) -> ServerPlan:
     command = [str(binary(site, "llama-server")), *_flags(site, settings)]
-    command += ["-c", str(CONTEXT_TOKENS), "--parallel", str(MAX_NUM_SEQS), "--cont-batching", "--no-webui"]
+    command += [
+        "-c",
+        str(CONTEXT_TOKENS),
+        "--parallel",
+        str(settings.get("slots", MAX_NUM_SEQS)),
+        "--cont-batching",
+        "--no-webui",
+    ]
     command += ["--host", "127.0.0.1", "--port", "{port}", "--log-disable"]
     if not prefix_caching:
         command += ["--cache-ram", "0"]
