@@ -187,7 +187,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from millpond.serve.run import serve
 from tiny_engine import make_engine
-engine = make_engine(num_blocks=3000, max_model_len=10_000, audit=False)
+engine = make_engine(num_blocks=30_000, max_model_len=100_000, audit=False)
 serve(engine, port=0, drain_seconds=0.2, notify=lambda line: None, on_ready=lambda it: print(it.url, flush=True))
 print("returned", flush=True)
 """
@@ -200,7 +200,7 @@ print("returned", flush=True)
 def test_a_stop_signal_ends_the_process_with_0_and_every_stream_with_an_error(signals):
     process, url = serve_in_a_process()
     with process, httpx.Client(base_url=url, timeout=BOUND_SECONDS) as client:
-        with client.stream("POST", "/v1/completions", json={**STREAM, "max_tokens": 9000}) as response:
+        with client.stream("POST", "/v1/completions", json={**STREAM, "max_tokens": 90_000}) as response:
             lines = response.iter_lines()
             next(lines)
             for each in signals:
