@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import typer
 
-from millpond.cli.options import format_memory, parse_counts, parse_memory
+from millpond.cli.options import format_memory, parse_counts, parse_lengths, parse_memory
+from millpond.lab.lengths import Lengths
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,33 @@ def test_counts_are_read_from_a_list_with_commas():
 def test_counts_below_one_and_other_things_are_refused(text):
     with pytest.raises(typer.BadParameter):
         parse_counts(text)
+
+
+def test_counts_may_begin_at_zero_and_an_error_names_the_option():
+    assert parse_counts("0,3", least=0) == (0, 3)
+    with pytest.raises(typer.BadParameter, match="holds a number below 0") as caught:
+        parse_counts("-1", 0, "'--reserves'")
+    assert caught.value.param_hint == "'--reserves'"
+
+
+@pytest.mark.parametrize(
+    ("text", "lengths"),
+    [
+        ("6", Lengths((6,))),
+        ("4, 10", Lengths((4, 10))),
+        (" 4 - 16 ", Lengths(range(4, 17), drawn=True)),
+        ("5-5", Lengths(range(5, 6), drawn=True)),
+    ],
+)
+def test_lengths_are_one_number_several_or_a_range(text, lengths):
+    assert parse_lengths(text) == lengths
+    assert parse_lengths(lengths) == lengths
+
+
+@pytest.mark.parametrize("text", ["", "0", "0-4", "9-3", "-4", "4-", "a", "1-2-3", "4.5"])
+def test_other_lengths_are_refused(text):
+    with pytest.raises(typer.BadParameter):
+        parse_lengths(text)
 
 
 def test_more_memory_than_a_number_holds_is_refused():

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millpond.cli import bench_isas, bench_kernels, bench_overhead, bench_speculative, bench_startup, loading
+from millpond.cli import (
+    bench_batching,
+    bench_isas,
+    bench_kernels,
+    bench_overhead,
+    bench_speculative,
+    bench_startup,
+    loading,
+)
 from millpond.cli.options import (
     DEFAULT_MODEL,
     DEFAULTS,
@@ -54,6 +62,7 @@ def register(app: typer.Typer) -> None:
     bench_overhead.register(group)
     bench_speculative.register(group)
     bench_startup.register(group)
+    bench_batching.register(group)
     app.add_typer(group, name="bench")
 
 

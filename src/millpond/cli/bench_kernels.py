@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +15,7 @@ from millpond.cli.options import (
     Dtype,
     Isa,
     ModelOption,
+    Plot,
     Threads,
     examples,
     parse_counts,
@@ -145,9 +145,7 @@ def kernels(
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object, with every rate and phase.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Write a picture too (PNG, SVG or PDF).")
-    ] = None,
+    plot: Plot = None,
 ) -> None:
     from millpond.lab.kernel_plot import check_plot, draw
     from millpond.runner.bench_kernels import KernelPlan

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from millpond.config import DTYPES, SPECULATIVE, EngineConfig
+from millpond.lab.lengths import Lengths
 
 DEFAULT_MODEL = "smollm2"
 DEFAULTS = EngineConfig()
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_RANGE = re.compile(r"(\d+)\s*-\s*(\d+)")
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 
 
@@ -47,15 +50,33 @@ def format_memory(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:.1f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:.2f} GiB"
 
 
-def parse_counts(text: str) -> tuple[int, ...]:
-    """Positive whole numbers from "1,4,16"; "" is none of them."""
+def parse_counts(text: str, least: int = 1, option: str | None = None) -> tuple[int, ...]:
+    """Whole numbers of at least `least` from "1,4,16"; "" is none of them. An error names the option."""
     try:
         counts = tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a list of numbers (say 1,4,16)") from None
-    if any(count < 1 for count in counts):
-        raise typer.BadParameter(f"{text!r} holds a number below 1")
+        raise typer.BadParameter(f"{text!r} is not a list of numbers (say 1,4,16)", param_hint=option) from None
+    if any(count < least for count in counts):
+        raise typer.BadParameter(f"{text!r} holds a number below {least}", param_hint=option)
     return counts
+
+
+def parse_lengths(given: str | Lengths) -> Lengths:
+    """Lengths in tokens: "6" for all, "4,10" in turn, "4-16" drawn evenly from 4 to 16."""
+    if isinstance(given, Lengths):  # a default
+        return given
+    text = given.strip()
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        if not (counts := parse_counts(text)):
+            raise typer.BadParameter("no length is given (say 6, or 4,10 in turn, or 4-16 to draw from)")
+        return Lengths(counts)
+    low, high = int(match[1]), int(match[2])
+    if not 1 <= low <= high:
+        raise typer.BadParameter(
+            f"{text!r} is not a range of lengths: the first must be at least 1, the last no smaller"
+        )
+    return Lengths(range(low, high + 1), drawn=True)
 
 
 ModelArgument = Annotated[
@@ -98,3 +119,5 @@ Speculative = Annotated[
 SpeculativeTokens = Annotated[
     int, typer.Option("--speculative-tokens", help="Most guesses that a step tries for one request.")
 ]
+Slots = Annotated[int, typer.Option("--slots", min=1, help="How many requests run at once.")]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Write a picture too (PNG, SVG or PDF).")]
