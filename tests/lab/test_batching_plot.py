@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from matplotlib.figure import Figure
 
 from helpers import make_scheduler
 from millpond.lab.batch_run import Row
 from millpond.lab.batchbench import BatchBench
-from millpond.lab.batching_plot import LOOKS, WAITING, draw_timeline, figure_of, spans_of
+from millpond.lab.batching_plot import LOOKS, WAITING, draw_run, draw_timeline, figure_of, spans_of
 from millpond.lab.stepping import ChecksumRunner
 from millpond.lab.workload import WorkloadRequest
 
@@ -34,6 +35,15 @@ def test_a_preempted_row_waits_again_and_is_computed_again():
         {PREFILL: [(0, 1)], DECODE: [(1, 3)]},
         {PREFILL: [(0, 1)], WAITING: [(1, 3)], RECOMPUTE: [(4, 1)], DECODE: [(5, 2)]},
     ]
+
+
+def test_a_line_ends_each_static_batch_but_the_last_and_none_a_continuous_one():
+    places = []
+    for run in runs_of((4, 5), (4, 2), (4, 3), (4, 4), (4, 1), slots=2):
+        axes = Figure().subplots()
+        draw_run(axes, run, run.duration)
+        places.append([line.get_xdata()[0] for line in axes.lines])
+    assert places == [[5, 9], []]
 
 
 @pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.PDF", b"%PDF")])

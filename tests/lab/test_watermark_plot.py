@@ -7,7 +7,8 @@ from matplotlib.figure import Figure
 
 from millpond.lab.batchbench import WatermarkSweep, choose_reserve, sweep_watermarks
 from millpond.lab.lengths import Lengths, workload_of
-from millpond.lab.watermark_plot import CHOSEN, draw_cost, draw_sweep, runs_of
+from millpond.lab.wall import WithoutWaiver, wall_moments
+from millpond.lab.watermark_plot import CHOSEN, draw_cost, draw_moments, draw_sweep, runs_of
 
 
 @pytest.fixture
@@ -54,6 +55,14 @@ def test_points_in_one_place_share_a_label(points):
     places, labels = drawn(same, points[0], lambda point: point.preemptions)
     assert places == [(38, 4, True), (41, 0, False)]
     assert labels == ["0", "3-4"]
+
+
+def test_the_wall_hatches_the_free_blocks_that_the_reserve_keeps_back():
+    axes = Figure().subplots()
+    draw_moments(axes, wall_moments(WithoutWaiver), "without it")
+    blocks = [axes.patches[first : first + 6] for first in range(0, 24, 6)]
+    assert [sum(block.get_hatch() is not None for block in six) for six in blocks] == [3, 0, 2, 3]
+    assert [text.get_text() for text in axes.texts].count("b") == 1 + 3
 
 
 def test_a_sweep_of_one_reserve_without_preemptions_can_be_drawn(tmp_path, points):

@@ -107,8 +107,16 @@ def test_a_sweep_that_does_not_drain_is_refused_with_its_bound():
     plan = sweep_of(requests=wall, num_blocks=6, slots=2, audit=False)
     assert sweep_watermarks(plan, [3])[0].iterations == 20
     assert plan.most_iterations == 21 + 17
+    steps = []
+
+    class Counted(WithoutWaiver):
+        def schedule(self):
+            steps.append(self.counters.iterations)
+            return super().schedule()
+
     with pytest.raises(EngineError, match=r"reserve 3 does not drain: 1 of 2 requests .* after 38 iterations"):
-        sweep_watermarks(plan, [3], scheduler_class=WithoutWaiver)
+        sweep_watermarks(plan, [3], scheduler_class=Counted)
+    assert len(steps) == 38 + 1
 
 
 def test_with_the_audit_a_broken_rule_ends_the_sweep():
