@@ -8,6 +8,7 @@ import pytest
 from helpers import make_scheduler
 from millpond.cli import bench_batching
 from millpond.cli.app import run
+from millpond.config import EngineConfig
 from millpond.lab.stepping import ChecksumRunner
 
 BATCHING = ["bench", "batching"]
@@ -67,11 +68,14 @@ def test_every_setting_changes_what_is_run(capsys):
 @pytest.fixture
 def opened(engine):
     """The fake engine, with a scheduler and a runner that make tokens."""
+    engine.config = EngineConfig()
     engine.scheduler, engine.runner = make_scheduler(num_blocks=64, slots=2), ChecksumRunner()
     return engine
 
 
-def test_a_model_is_opened_with_the_sizes_and_timed(capsys, opened, monkeypatch):
+@pytest.mark.parametrize(("threads", "clock"), [(1, time.process_time), (2, time.perf_counter)])
+def test_a_model_is_opened_with_the_sizes_and_timed(capsys, opened, monkeypatch, threads, clock):
+    opened.config = EngineConfig(threads=threads)
     calls = []
     measure = bench_batching.measure
 
@@ -80,10 +84,10 @@ def test_a_model_is_opened_with_the_sizes_and_timed(capsys, opened, monkeypatch)
         return measure(bench, rounds, warm_up)
 
     monkeypatch.setattr(bench_batching, "measure", seen)
-    got = report(capsys, f"{SMALL} --model m.gguf --rounds 2 --threads 1 --blocks 40")
-    assert calls == [(time.perf_counter, 2, True)]
+    got = report(capsys, f"{SMALL} --model m.gguf --rounds 2 --threads {threads} --blocks 40")
+    assert calls == [(clock, 2, True)]
     ((model, config),) = opened.opened
-    assert (model, config.max_num_seqs, config.num_blocks, config.threads) == ("m.gguf", 2, 40, 1)
+    assert (model, config.max_num_seqs, config.num_blocks, config.threads) == ("m.gguf", 2, 40, threads)
     assert (config.watermark_blocks, config.max_num_batched_tokens, config.block_size) == (0, 512, 16)
     assert got["unit"] == "second"
     assert got["static"]["goodput_per_second"] > 0
