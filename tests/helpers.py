@@ -181,6 +181,13 @@ class Loop:
         for request in requests:
             self.scheduler.add_request(request)
 
+    def abort(self, request_id: str) -> bool:
+        return self.scheduler.abort(request_id)
+
+    def fail_step(self, output: SchedulerOutput) -> None:
+        self.scheduler.fail([each.request_id for each in output.scheduled], "the forward pass of this step failed")
+        self.auditor.after_update(StepResult(()))
+
     def schedule(self) -> SchedulerOutput:
         output = self.scheduler.schedule()
         self.outputs.append(output)
