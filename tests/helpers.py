@@ -215,3 +215,10 @@ class Loop:
             self.step()
             taken += 1
         return taken
+
+
+def make_loop(*requests: Request, runner: ScriptedRunner | None = None, **sizes: int | None) -> Loop:
+    """A Loop over a scheduler of these sizes, the requests waiting in it."""
+    loop = Loop(make_scheduler(**sizes), runner)
+    loop.add(*requests)
+    return loop
