@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millpond.cli import bench_isas, bench_kernels, bench_overhead, bench_speculative, bench_startup, loading
+from millpond.cli import (
+    bench_isas,
+    bench_kernels,
+    bench_overhead,
+    bench_scheduler,
+    bench_speculative,
+    bench_startup,
+    loading,
+)
 from millpond.cli.options import (
     DEFAULT_MODEL,
     DEFAULTS,
@@ -52,6 +60,7 @@ def register(app: typer.Typer) -> None:
     bench_kernels.register(group)
     bench_isas.register(group)
     bench_overhead.register(group)
+    bench_scheduler.register(group)
     bench_speculative.register(group)
     bench_startup.register(group)
     app.add_typer(group, name="bench")

@@ -305,7 +305,7 @@ class Scheduler:
         all the older ones together lack less than the budget, every running request gets a token in every step.
         """
         admitted: list[str] = []
-        if not self.waiting:
+        if not self.waiting or not self.free_slots:
             return ()
         wanted = sum(_missing_tokens(request) for request in self.running)
         while self.waiting and self.free_slots and not self._is_spent(wanted):
