@@ -106,7 +106,7 @@ def prove(
     guesses: Annotated[
         int | None, typer.Option("--guesses", help="Most guesses a request and step; 0: none [default: 1; deep: 2]")
     ] = None,
-    deep: Annotated[bool, typer.Option("--deep", help="Larger bounds: minutes instead of one.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Larger bounds: some twenty minutes instead of one.")] = False,
     faults: Annotated[bool, typer.Option("--faults/--no-faults", help="Plant the faults as well.")] = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one object: bounds, pools, states, transitions, verdict, faults.")
