@@ -181,6 +181,13 @@ class Loop:
         for request in requests:
             self.scheduler.add_request(request)
 
+    def abort(self, request_id: str) -> bool:
+        return self.scheduler.abort(request_id)
+
+    def fail_step(self, output: SchedulerOutput) -> None:
+        self.scheduler.fail([each.request_id for each in output.scheduled], "the forward pass of this step failed")
+        self.auditor.after_update(StepResult(()))
+
     def schedule(self) -> SchedulerOutput:
         output = self.scheduler.schedule()
         self.outputs.append(output)
@@ -208,3 +215,10 @@ class Loop:
             self.step()
             taken += 1
         return taken
+
+
+def make_loop(*requests: Request, runner: ScriptedRunner | None = None, **sizes: int | None) -> Loop:
+    """A Loop over a scheduler of these sizes, the requests waiting in it."""
+    loop = Loop(make_scheduler(**sizes), runner)
+    loop.add(*requests)
+    return loop

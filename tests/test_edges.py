@@ -5,18 +5,10 @@ Every loop runs with the auditor on after each step, and counts its steps instea
 
 import pytest
 
-from helpers import Loop, ScriptedRunner, expected_output, make_request, make_scheduler
-from millpond.core.block_pool import resolve_watermark_blocks
+from helpers import ScriptedRunner, expected_output, make_loop, make_request, make_scheduler
 from millpond.core.request import FinishReason, RequestState
-from millpond.core.scheduler import Scheduler
 from millpond.core.step import StepResult
-from millpond.errors import InvalidRequestError, InvariantError
-
-
-def make_loop(*requests, runner=None, **sizes):
-    loop = Loop(make_scheduler(**sizes), runner)
-    loop.add(*requests)
-    return loop
+from millpond.errors import InvalidRequestError
 
 
 def ids(output):
@@ -162,6 +154,32 @@ class TestAbort:
         loop.scheduler.abort("a")
         assert ids(loop.step()) == ["b"]
 
+    def test_in_the_middle_of_a_resumption_gives_back_what_the_resumption_took(self):
+        loop, _, b = preempted_loop()
+        loop.scheduler.max_num_batched_tokens = 3
+        loop.steps(3)
+        assert (b.num_preemptions, b.num_computed_tokens, len(b.block_ids)) == (1, 3, 2)
+        assert loop.scheduler.abort("b") is True
+        assert loop.run() == 1
+        assert_forgotten(loop, b)
+
+    def test_of_a_head_that_did_not_fit_lets_the_next_in(self):
+        loop = make_loop(make_request("a", 6), make_request("wide", 28, 1), make_request("narrow", 2, 1))
+        loop.step()
+        loop.scheduler.abort("wide")
+        output = loop.step()
+        assert (output.released, output.admitted, ids(output)) == (("wide",), ("narrow",), ["a", "narrow"])
+
+    def test_frees_the_id_with_the_blocks_and_not_before(self):
+        loop = make_loop(make_request("a"))
+        loop.step()
+        loop.scheduler.abort("a")
+        with pytest.raises(InvalidRequestError, match="'a' is already in use"):
+            loop.add(make_request("a"))
+        loop.step()
+        loop.add(make_request("a"))
+        assert ids(loop.step()) == ["a"]
+
     def test_of_hundreds_leaves_nothing_behind(self):
         loop = make_loop(budget=5)
         for index in range(300):
@@ -200,6 +218,31 @@ class TestPreemption:
         output = loop.step()
         assert (output.preempted, ids(output)) == (("c",), ["a", "b"])
         assert [len(each.block_ids) for each in output.scheduled] == [2, 2]
+
+    def test_what_a_victim_gave_back_serves_the_growth_behind_it_in_the_same_step(self):
+        """a takes one of c's two blocks and b the other; victims chosen before the loop would have been two."""
+        requests = make_request("a", 4, 8), make_request("b", 4, 8), make_request("c", 8, 8)
+        loop = make_loop(*requests, num_blocks=4)
+        loop.step()
+        output = loop.step()
+        assert (output.preempted, ids(output)) == (("c",), ["a", "b"])
+        assert ([len(each.block_ids) for each in output.scheduled], loop.scheduler.pool.num_free) == ([2, 2], 0)
+
+    def test_victims_are_counted_again_for_each_that_grows(self):
+        """c goes for a's growth in one step, b for its own in the next."""
+        loop = make_loop(
+            *(make_request(name, length, 9) for name, length in (("a", 8), ("b", 3), ("c", 4))), num_blocks=4
+        )
+        loop.step()
+        first, second = loop.steps(2)
+        assert (first.preempted, ids(first)) == (("c",), ["a", "b"])
+        assert (second.preempted, ids(second)) == (("b",), ["a"])
+
+    def test_nobody_is_preempted_and_admitted_in_one_step(self):
+        loop = make_loop(*(make_request(f"r{index}", 6, 10) for index in range(8)))
+        assert loop.run() == 38
+        assert sum(len(output.preempted) for output in loop.outputs) == 4
+        assert not any(set(output.preempted) & set(output.admitted) for output in loop.outputs)
 
     def test_victims_go_back_to_the_head_in_arrival_order(self):
         loop = make_loop(*(make_request(name, 4, 8) for name in "abcd"), num_blocks=3)
@@ -272,9 +315,17 @@ class TestPromptLengths:
         loop = make_loop(make_request("a", length))
         assert [len(loop.step().scheduled[0].block_ids) for _ in range(5)] == [length // 4] + [length // 4 + 1] * 4
 
-    def test_one_short_of_a_multiple_buys_it_one_step_later(self):
-        loop = make_loop(make_request("a", 3))
-        assert [len(loop.step().scheduled[0].block_ids) for _ in range(3)] == [1, 1, 2]
+    @pytest.mark.parametrize("length", [3, 7])
+    def test_one_short_of_a_multiple_buys_it_one_step_later(self, length):
+        loop = make_loop(make_request("a", length))
+        blocks = (length + 1) // 4
+        assert [len(loop.step().scheduled[0].block_ids) for _ in range(3)] == [blocks, blocks, blocks + 1]
+
+    @pytest.mark.parametrize("length", [5, 9])
+    def test_one_above_a_multiple_buys_the_next_when_its_block_is_full(self, length):
+        loop = make_loop(make_request("a", length))
+        blocks = length // 4 + 1
+        assert [len(loop.step().scheduled[0].block_ids) for _ in range(5)] == [blocks] * 4 + [blocks + 1]
 
     def test_a_prompt_of_one_token_runs(self):
         loop = make_loop(a := make_request("a", 1, 3))
@@ -301,6 +352,42 @@ class TestPromptLengths:
     def test_a_request_that_fills_the_pool_waits_for_all_of_it(self):
         loop = make_loop(make_request("a", 4, 3), make_request("whole", 32, 1))
         assert [output.admitted for output in loop.steps(4)] == [("a",), (), (), ("whole",)]
+
+
+class TestTheDoor:
+    """Eight blocks of 4: 32 positions, and one token more, which is delivered and never put through the model."""
+
+    @pytest.mark.parametrize("length", [1, 4, 31, 32])
+    def test_what_exactly_fills_the_pool_is_let_in_and_runs_without_preemption(self, length):
+        loop = make_loop(a := make_request("a", length, 33 - length))
+        assert loop.run() == 33 - length + 1
+        assert max(len(output.scheduled[0].block_ids) for output in loop.outputs[:-1]) == 8
+        assert a.output_token_ids == expected_output(a.prompt_token_ids, 33 - length)
+
+    @pytest.mark.parametrize("length", [1, 4, 31, 32])
+    def test_one_token_more_is_refused_with_both_numbers_and_what_would_fit(self, length):
+        with pytest.raises(InvalidRequestError) as refused:
+            make_loop(make_request("a", length, 34 - length))
+        assert "needs 9 blocks of 4 tokens and the pool has 8" in str(refused.value)
+        assert f"max_tokens can be at most {33 - length}" in str(refused.value)
+
+    def test_a_prompt_one_above_the_pool_is_refused_whatever_it_asks(self):
+        with pytest.raises(InvalidRequestError, match="the prompt has 33 tokens: that needs 9 blocks"):
+            make_loop(make_request("a", 33, 1))
+
+    @pytest.mark.parametrize(("max_tokens", "is_let_in"), [(4, True), (5, False)])
+    def test_max_model_len_counts_prompt_and_output(self, max_tokens, is_let_in):
+        scheduler = make_scheduler(max_model_len=10)
+        if is_let_in:
+            scheduler.add_request(make_request("a", 6, max_tokens))
+        else:
+            with pytest.raises(InvalidRequestError, match="together 11, more than max_model_len 10"):
+                scheduler.add_request(make_request("a", 6, max_tokens))
+        assert scheduler.num_waiting == is_let_in
+
+    def test_it_does_not_ask_the_watermark(self):
+        loop = make_loop(make_request("a", 32, 1), reserve=7)
+        assert loop.run() == 2
 
 
 class TestAdmission:
@@ -339,67 +426,6 @@ class TestAdmission:
     def test_the_slots_bound_who_runs(self):
         loop = make_loop(*(make_request(name, 1, 2) for name in "abcde"), slots=2)
         assert len(loop.step().scheduled) == 2
-
-
-class TestWatermark:
-    @pytest.mark.parametrize(("num_blocks", "blocks"), [(8, 0), (99, 0), (100, 1), (250, 2)])
-    def test_the_share_is_inert_under_a_hundred_blocks(self, num_blocks, blocks):
-        assert resolve_watermark_blocks(num_blocks, 0.01) == blocks
-
-    def test_it_keeps_a_newcomer_out_while_others_run(self):
-        loop = make_loop(make_request("a", 16, 2), make_request("b", 8, 1), reserve=3)
-        assert loop.step().admitted == ("a",)
-
-    def test_a_newcomer_that_leaves_exactly_the_reserve_is_let_in(self):
-        loop = make_loop(make_request("a", 16, 2), make_request("b", 8, 1), reserve=2)
-        assert loop.step().admitted == ("a", "b")
-
-    def test_it_is_waived_for_who_could_never_leave_it(self):
-        loop = make_loop(make_request("a", 21, 1), reserve=3)
-        assert loop.run() == 2
-
-    def test_it_stands_for_who_could_just_leave_it(self):
-        loop = make_loop(make_request("a", 1, 2), make_request("b", 20, 1), reserve=3)
-        assert [output.admitted for output in loop.steps(3)] == [("a",), (), ("b",)]
-
-    def test_it_holds_for_the_first_of_an_empty_pool_as_well(self):
-        loop = make_loop(make_request("a", 20, 1), reserve=3)
-        assert loop.step().admitted == ("a",)
-        assert loop.scheduler.pool.num_free == 3
-
-    def test_the_largest_reserve_serves_one_at_a_time(self):
-        loop = make_loop(*(make_request(name, 1, 4) for name in "abc"), reserve=7)
-        assert loop.run() == 13
-        assert max(len(output.scheduled) for output in loop.outputs) == 1
-
-
-WALL = {"num_blocks": 6, "slots": 2, "reserve": 3}
-
-
-class TestTheSixBlockWall:
-    """6 blocks of 4, reserve 3: b grows to 4 blocks, is preempted, and the reserve alone would keep it out for ever."""
-
-    def test_with_the_waiver_b_runs_within_its_bound_of_steps(self):
-        loop = make_loop(a := make_request("a", 4, 16), b := make_request("b", 4, 12), **WALL)
-        steps = loop.run(max_steps=30)
-        assert steps == 20
-        assert (a.num_preemptions, b.num_preemptions) == (0, 1)
-        assert b.output_token_ids == expected_output(b.prompt_token_ids, 12)
-
-    def test_b_is_preempted_with_thirteen_tokens_and_needs_one_block_more_than_the_reserve_leaves(self):
-        loop = make_loop(make_request("a", 4, 16), make_request("b", 4, 12), **WALL)
-        loop.run(max_steps=30)
-        (evicted,) = [output for output in loop.outputs if output.preempted]
-        assert evicted.preempted == ("b",)
-        resumed = loop.outputs[16].scheduled[0]
-        assert (loop.outputs[16].released, loop.outputs[16].admitted) == (("a",), ("b",))
-        assert (resumed.request_id, len(resumed.block_ids), len(resumed.token_ids)) == ("b", 4, 13)
-
-    def test_without_the_waiver_the_auditor_names_the_missing_progress(self, monkeypatch):
-        monkeypatch.setattr(Scheduler, "_reserve", lambda self, need: self.watermark_blocks)
-        loop = make_loop(make_request("a", 4, 16), make_request("b", 4, 12), **WALL)
-        with pytest.raises(InvariantError, match="INV-7: the oldest request b stands still"):
-            loop.run(max_steps=30)
 
 
 class TestWork:

@@ -1,4 +1,4 @@
-"""Many requests over tiny pools, with the auditor on after every step and the number of steps bounded."""
+"""Ten thousand requests over tiny pools, the auditor on after every step, each step that of the dumb reference."""
 
 import functools
 import random
@@ -9,9 +9,11 @@ import pytest
 from helpers import Loop, ScriptedDrafter, ScriptedRunner, expected_output, make_request, make_scheduler
 from millpond.core.invariants import check_same_decisions
 from millpond.core.request import FinishReason, Request
+from reference_scheduler import Lockstep
 
-NUM_REQUESTS = 60
 SEEDS = range(40)
+NUM_REQUESTS = {False: 250, True: 60}  # with drafts or without; ten thousand over all seeds without
+MOST_WAITING = 6
 
 
 @dataclass
@@ -22,21 +24,29 @@ class Soak:
     drafts: bool
     requests: dict[str, Request] = field(default_factory=dict)
 
+    @property
+    def num_requests(self) -> int:
+        return NUM_REQUESTS[self.drafts]
+
     def run(self) -> Loop:
         rng = random.Random(self.seed)
         loop = self._make_loop(rng)
         bound = 0
         steps = 0
-        for index in range(NUM_REQUESTS):
+        for index in range(self.num_requests):
             request = self._make_request(rng, loop, f"r{index}")
             loop.add(request)
             bound += request.num_prompt_tokens + request.max_tokens
-            for _ in range(rng.choice([0, 0, 1, 2, 4])):
+            num_steps = rng.choice([0, 0, 1, 2, 4])
+            while num_steps > 0 or loop.scheduler.num_waiting > MOST_WAITING:
                 self._step(rng, loop)
                 steps += loop.outputs[-1].num_tokens > 0
+                num_steps -= 1
         steps += loop.run(max_steps=bound + 1)
         # Each step moves the oldest request on by one token at least, and one more step only releases.
         assert steps <= bound + 1
+        if isinstance(loop, Lockstep):
+            assert len(loop.outputs) == loop.reference.num_steps
         return loop
 
     def _make_loop(self, rng: random.Random) -> Loop:
@@ -49,8 +59,10 @@ class Soak:
             reserve=rng.randrange(num_blocks),
             drafter=ScriptedDrafter() if self.drafts else None,
         )
-        faults = {f"r{rng.randrange(NUM_REQUESTS)}": rng.randrange(3) for _ in range(3)}
-        return Loop(scheduler, ScriptedRunner(block_size=block_size, faults=faults))
+        faults = {f"r{rng.randrange(self.num_requests)}": rng.randrange(3) for _ in range(3)}
+        runner = ScriptedRunner(block_size=block_size, faults=faults)
+        # With guesses a step's tokens depend on what is guessed, which the reference knows nothing of.
+        return Loop(scheduler, runner) if self.drafts else Lockstep(scheduler, runner)
 
     def _make_request(self, rng: random.Random, loop: Loop, name: str) -> Request:
         scheduler = loop.scheduler
@@ -69,7 +81,7 @@ class Soak:
 
     def _maybe_abort(self, rng: random.Random, loop: Loop) -> None:
         if rng.random() < 0.05:
-            loop.scheduler.abort(rng.choice(list(self.requests)))
+            loop.abort(rng.choice(list(self.requests)))
 
 
 @functools.cache
@@ -107,6 +119,7 @@ def test_the_soak_passes_through_every_rare_path(drafts):
     assert sum(each.thrashed_admissions for each in counters) > 50
     assert sum(not share.samples for loop in loops for output in loop.outputs for share in output.scheduled) > 1000
 
+    assert sum(len(soak.requests) for soak in soaks) == 40 * NUM_REQUESTS[drafts] >= (2_400 if drafts else 10_000)
     assert (sum(each.accepted_tokens for each in counters) > 500) is drafts
     assert (sum(each.drafted_tokens - each.accepted_tokens for each in counters) > 500) is drafts
 

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+from millpond.lab.faults import WithoutWaiver
 from millpond.lab.stepping import ChecksumRunner, StepLoop
-from millpond.lab.wall import NUM_BLOCKS, RESERVE, WithoutWaiver, wall_moments
+from millpond.lab.wall import NUM_BLOCKS, RESERVE, wall_moments
 
 
 def held(moments):

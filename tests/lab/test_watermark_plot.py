@@ -6,8 +6,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from millpond.lab.batchbench import WatermarkSweep, choose_reserve, sweep_watermarks
+from millpond.lab.faults import WithoutWaiver
 from millpond.lab.lengths import Lengths, workload_of
-from millpond.lab.wall import WithoutWaiver, wall_moments
+from millpond.lab.wall import wall_moments
 from millpond.lab.watermark_plot import CHOSEN, draw_cost, draw_moments, draw_sweep, runs_of
 
 

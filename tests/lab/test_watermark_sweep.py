@@ -7,8 +7,8 @@ import pytest
 from millpond.core.scheduler import Scheduler
 from millpond.errors import ConfigError, EngineError, InvariantError
 from millpond.lab.batchbench import WatermarkSweep, choose_reserve, sweep_watermarks
+from millpond.lab.faults import WithoutWaiver
 from millpond.lab.lengths import Lengths, workload_of
-from millpond.lab.wall import WithoutWaiver
 from millpond.lab.workload import WorkloadRequest
 
 KEYS = [

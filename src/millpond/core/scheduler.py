@@ -8,9 +8,11 @@ drafter, guesses of the tokens to come ride along, on what the step has left onc
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from millpond.core.block_pool import BlockPool, blocks_for_length, resolve_watermark_blocks
@@ -248,10 +250,17 @@ class Scheduler:
         request.finish_reason = reason
         request.error = error
         if was_running:
-            self.running.remove(request)
+            self._leave_running(request)
         else:
             del self.waiting[request.request_id]
         self.finished.append(request)
+
+    def _leave_running(self, request: Request) -> None:
+        """Found by halving, as the running are in arrival order: half of them may leave in one step."""
+        index = bisect_left(self.running, request.arrival, key=attrgetter("arrival"))
+        if self.running[index : index + 1] != [request]:
+            raise InvariantError(f"request {request.request_id}: not where its arrival {request.arrival} puts it")
+        del self.running[index]
 
     def _give_back(self, request: Request) -> None:
         self.pool.release(request.block_ids)
@@ -280,7 +289,7 @@ class Scheduler:
         self.counters.preemptions += 1
         self.counters.thrashed_admissions += generated < self.block_size
         victim.move_to(RequestState.WAITING)
-        self.running.remove(victim)
+        self._leave_running(victim)
         self._give_back(victim)
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
@@ -296,7 +305,7 @@ class Scheduler:
         all the older ones together lack less than the budget, every running request gets a token in every step.
         """
         admitted: list[str] = []
-        if not self.waiting:
+        if not self.waiting or not self.free_slots:
             return ()
         wanted = sum(_missing_tokens(request) for request in self.running)
         while self.waiting and self.free_slots and not self._is_spent(wanted):

@@ -20,13 +20,6 @@ RESERVE = 3
 MOST_STEPS = 40  # twice what the run takes
 
 
-class WithoutWaiver(Scheduler):
-    """The scheduler with one rule taken out: the reserve holds for everyone."""
-
-    def _reserve(self, need: int) -> int:
-        return self.watermark_blocks
-
-
 @dataclass(frozen=True, slots=True)
 class Moment:
     """The pool after one step was scheduled: who holds each block (None: it is free), and what just happened."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from millpond.core.scheduler import Scheduler
 from millpond.lab.batchbench import WatermarkPoint
-from millpond.lab.wall import BLOCK_SIZE, NUM_BLOCKS, RESERVE, Moment, WithoutWaiver, wall_moments
+from millpond.lab.faults import WithoutWaiver
+from millpond.lab.wall import BLOCK_SIZE, NUM_BLOCKS, RESERVE, Moment, wall_moments
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

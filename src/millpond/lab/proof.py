@@ -1,0 +1,138 @@
+"""The scheduler's invariants, checked in every reachable state of every small pool, and faults planted to be found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+
+from millpond.core.scheduler import Scheduler
+from millpond.errors import ConfigError
+from millpond.lab.explorer import Explored, Explorer, Finding
+from millpond.lab.faults import PlantedFault
+from millpond.lab.story import tell
+from millpond.lab.world import Case
+
+MOST_POSITIONS = 250  # World.key() has a byte for each number
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Every scheduler up to these sizes is explored, without a budget of tokens per step and guesses and with them.
+
+    positions bounds a pool's blocks times its block size. requests bounds how many are unfinished at any time: how
+    many come in all is not bounded, nor, but by the pool, how long they are. Raises ConfigError naming the option.
+    """
+
+    positions: int = 4
+    slots: int = 2
+    requests: int = 3
+    budget: int = 2
+    guesses: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            least = 0 if name in ("budget", "guesses") else 1
+            if value < least:
+                raise ConfigError(f"--{name} must be at least {least}, got {value}")
+        if self.positions > MOST_POSITIONS:
+            raise ConfigError(f"--positions must be at most {MOST_POSITIONS}, got {self.positions}; ask for fewer")
+
+    def pools(self) -> Iterator[tuple[int, int]]:
+        """Numbers of blocks and block sizes, the fewest positions first."""
+        for positions in range(1, self.positions + 1):
+            yield from ((positions // size, size) for size in range(1, positions + 1) if positions % size == 0)
+
+    def cases_of(self, num_blocks: int, block_size: int) -> Iterator[Case]:
+        """Every scheduler over a pool. More slots than requests would change nothing."""
+        slots = range(1, min(self.slots, self.requests) + 1)
+        budgets = (None, *range(1, self.budget + 1))
+        for num_slots, reserve, budget, guesses in product(
+            slots, range(num_blocks), budgets, sorted({0, self.guesses})
+        ):
+            yield Case(num_blocks, block_size, num_slots, reserve, budget, self.requests, guesses)
+
+
+DEEP = Bounds(positions=5, slots=3, requests=3, budget=3, guesses=2)
+
+# Where the planted faults are looked for: the wall needs four blocks, and none needs more than two requests.
+FAULT_BOUNDS = Bounds(positions=4, slots=2, requests=2, budget=1, guesses=0)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRow:
+    """What was explored of one pool: the schedulers over it, their states and transitions, the longest way to empty."""
+
+    num_blocks: int
+    block_size: int
+    num_cases: int
+    num_states: int
+    num_transitions: int
+    longest_drain: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The rows of all pools, or of those before the one where a rule broke."""
+
+    bounds: Bounds
+    rows: tuple[PoolRow, ...]
+    finding: Finding | None
+
+    @property
+    def num_states(self) -> int:
+        return sum(row.num_states for row in self.rows)
+
+    @property
+    def num_transitions(self) -> int:
+        return sum(row.num_transitions for row in self.rows)
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "bounds": asdict(self.bounds),
+            "pools": [asdict(row) for row in self.rows],
+            "states": self.num_states,
+            "transitions": self.num_transitions,
+            "verdict": "broken" if self.finding else "holds",
+            "finding": as_json(self.finding),
+        }
+
+
+def as_json(finding: Finding | None) -> dict[str, object] | None:
+    """The case, the broken rule and the trace in words; None for none."""
+    if finding is None:
+        return None
+    return {"case": str(finding.case), "message": finding.message, "trace": list(tell(finding))}
+
+
+def prove(bounds: Bounds, notify: Callable[[str], None], kind: type[Scheduler] = Scheduler) -> Proof:
+    """Explore every case within the bounds, up to the first broken rule. notify is called as each case starts."""
+    rows: list[PoolRow] = []
+    for num_blocks, block_size in bounds.pools():
+        seen: list[Explored] = []
+        for case in bounds.cases_of(num_blocks, block_size):
+            notify(f"{num_blocks} blocks of {block_size}")
+            seen.append(Explorer([case], kind).run())
+            if seen[-1].finding is not None:
+                return Proof(bounds, (*rows, _row(num_blocks, block_size, seen)), seen[-1].finding)
+        rows.append(_row(num_blocks, block_size, seen))
+    return Proof(bounds, tuple(rows), None)
+
+
+def _row(num_blocks: int, block_size: int, seen: list[Explored]) -> PoolRow:
+    states, transitions = (sum(getattr(each, name) for each in seen) for name in ("num_states", "num_transitions"))
+    return PoolRow(num_blocks, block_size, len(seen), states, transitions, max(each.longest_drain for each in seen))
+
+
+def num_cases(bounds: Bounds) -> int:
+    """How many schedulers there are within the bounds."""
+    return sum(len(list(bounds.cases_of(*pool))) for pool in bounds.pools())
+
+
+def find(fault: PlantedFault, notify: Callable[[str], None]) -> Finding | None:
+    """The shortest trace to a planted fault among all cases within FAULT_BOUNDS; None where it goes unseen."""
+    notify(f"planted: {fault.name}")
+    cases = [case for pool in FAULT_BOUNDS.pools() for case in FAULT_BOUNDS.cases_of(*pool)]
+    if fault.admissible_prompts:
+        cases = [replace(case, longest_prompt=(case.num_blocks - case.reserve) * case.block_size) for case in cases]
+    return Explorer(cases, fault.kind).run().finding

@@ -1,0 +1,345 @@
+"""One scheduler in one state, and what may happen to it next: the pieces that lab/explorer.py puts together.
+
+The runner and the drafter are part of the state: what they say is an action like any other. A world is copied for
+every action, so a copy is made by hand, object by object; copy.deepcopy takes twenty times as long.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar, get_origin, get_type_hints
+
+from millpond.core.block_pool import BlockPool
+from millpond.core.invariants import Auditor, audit, check_same_decisions
+from millpond.core.request import Request
+from millpond.core.scheduler import Scheduler
+from millpond.core.speculation import StepLoad
+from millpond.core.step import RequestFault, SampledTokens, ScheduledRequest, SchedulerOutput, StepResult
+from millpond.errors import InvariantError
+
+STOP_TOKEN = 0
+NO_SLOT_OWNER = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One scheduler to explore: its sizes, and what is offered to it.
+
+    budget None is no budget of tokens per step. At most most_unfinished requests are unfinished at any time, each
+    with a prompt of at most longest_prompt tokens where that is given. A step tries up to most_drafts guesses for each.
+    """
+
+    num_blocks: int
+    block_size: int
+    slots: int
+    reserve: int
+    budget: int | None
+    most_unfinished: int
+    most_drafts: int = 0
+    longest_prompt: int | None = None
+
+    def make_scheduler(self, kind: type[Scheduler]) -> Scheduler:
+        return kind(
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            max_num_seqs=self.slots,
+            max_num_batched_tokens=self.budget,
+            max_model_len=self.num_blocks * self.block_size + 1,
+            watermark_blocks=self.reserve,
+            drafter=ChosenDrafts() if self.most_drafts else None,
+        )
+
+    def __str__(self) -> str:
+        parts = [f"{counted(self.num_blocks, 'block')} of {self.block_size}", counted(self.slots, "slot")]
+        parts.append(f"reserve {self.reserve}")
+        if self.budget is not None:
+            parts.append(f"{counted(self.budget, 'token')} a step")
+        parts.append(counted(self.most_unfinished, "request"))
+        if self.most_drafts:
+            parts.append(counted(self.most_drafts, "guess"))
+        return ", ".join(parts)
+
+
+class Action(NamedTuple):
+    """What happens next: add (numbers: prompt tokens), abort, schedule (guesses by request), update, or fail.
+
+    An update has one (accepted guesses, ending) for each scheduled request; ending is one of ENDINGS.
+    """
+
+    verb: str
+    request_id: str = ""
+    numbers: tuple[int, ...] = ()
+    outcomes: tuple[tuple[int, str], ...] = ()
+
+
+GOES_ON, STOPS, FAULTS = ENDINGS = ("goes on", "stops", "faults")
+
+
+class ChosenDrafts:
+    """A Drafter whose guesses are as many as it is told, request by request in the order of the step."""
+
+    def __init__(self) -> None:
+        self.counts: Iterator[int] = iter(())
+
+    def draft(self, request: Request, most: int, load: StepLoad) -> tuple[int, ...]:
+        count = min(next(self.counts, 0), most)
+        return tuple(right_token(request.arrival, request.num_tokens + index) for index in range(count))
+
+    def learn(self, request: Request, num_drafted: int, num_accepted: int) -> None:
+        """Nothing: how many to try next is an action."""
+
+    def forget(self, request_id: str) -> None:
+        """Nothing is known of it."""
+
+
+def right_token(arrival: int, position: int) -> int:
+    """What stands at a position of a request, and nowhere else; what is guessed there is right."""
+    return 1_000 * (arrival + 1) + 2 * position
+
+
+def _other_token(arrival: int, position: int) -> int:
+    """The same, for where the guess is to be wrong."""
+    return right_token(arrival, position) + 1
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and what it counts: 1 block, 2 blocks, 3 guesses."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def name_of(arrival: int) -> str:
+    """a to z, then a1 to z1, ..."""
+    return chr(ord("a") + arrival % 26) + (str(arrival // 26) if arrival >= 26 else "")
+
+
+@dataclass(slots=True)
+class World:
+    """A scheduler, its auditor, the K/V that its steps have written, and the step in flight.
+
+    cells holds a token for each position of each block, slot_owners whom the runner believes in each slot.
+    """
+
+    case: Case
+    scheduler: Scheduler
+    auditor: Auditor
+    cells: list[int]
+    slot_owners: list[str]
+    in_flight: SchedulerOutput | None = None
+
+    @classmethod
+    def empty(cls, case: Case, kind: type[Scheduler] = Scheduler) -> World:
+        scheduler = case.make_scheduler(kind)
+        cells = [STOP_TOKEN] * (case.num_blocks * case.block_size)
+        return cls(case, scheduler, Auditor(scheduler), cells, [NO_SLOT_OWNER] * case.slots)
+
+    def copy(self) -> World:
+        """The same state in objects of its own; what cannot change is shared."""
+        requests = {id(request): _copy_record(request) for request in self.scheduler.requests.values()}
+        scheduler = _copy_scheduler(self.scheduler, requests)
+        auditor = Auditor.__new__(Auditor)
+        auditor.scheduler, auditor._in_flight = scheduler, self.auditor._in_flight
+        auditor._records = {}
+        for name, record in self.auditor._records.items():
+            auditor._records[name] = twin = _copy_record(record)
+            # One that was released is nobody's any more, and does not change.
+            twin.request = requests.get(id(record.request), record.request)
+        return World(self.case, scheduler, auditor, self.cells.copy(), self.slot_owners.copy(), self.in_flight)
+
+    def actions(self) -> Iterator[Action]:
+        """Everything that may happen next, steps first."""
+        alive = [name for name, request in self.scheduler.requests.items() if not request.is_finished]
+        if self.in_flight is not None:
+            yield from self._updates(self.in_flight)
+        elif self.scheduler.has_work:
+            counts = range(self.case.most_drafts + 1)
+            for drafts in product(counts, repeat=min(len(alive), self.case.slots) if len(counts) > 1 else 0):
+                yield Action("schedule", numbers=drafts)
+        yield from (Action("abort", name) for name in alive)
+        if len(alive) < self.case.most_unfinished:
+            longest = self.case.longest_prompt or self.case.num_blocks * self.case.block_size
+            name = name_of(self.scheduler._num_arrivals)
+            yield from (Action("add", name, (length,)) for length in range(1, longest + 1))
+
+    def _updates(self, output: SchedulerOutput) -> Iterator[Action]:
+        """Each request goes on or stops, with each number of right guesses; one of them faults; the step fails."""
+        requests = self.scheduler.requests
+        choices: list[list[tuple[int, str]]] = []
+        for each in output.scheduled:
+            if not each.samples or requests[each.request_id].is_finished:
+                choices.append([(0, GOES_ON)])
+            else:
+                choices.append([(n, ending) for ending in (GOES_ON, STOPS) for n in range(each.num_drafts + 1)])
+        for outcomes in product(*choices):
+            yield Action("update", outcomes=outcomes)
+        if output.scheduled:
+            fine = [(0, GOES_ON)] * len(output.scheduled)
+            for index, each in enumerate(output.scheduled):
+                if not requests[each.request_id].is_finished:
+                    faulty = (*fine[:index], (0, FAULTS), *fine[index + 1 :])
+                    yield Action("update", each.request_id, outcomes=faulty)
+            yield Action("fail")
+
+    def do(self, action: Action) -> None:
+        """Carry out an action and check every invariant. Raises InvariantError; the world is of no use then."""
+        if action.verb == "add":
+            self._add(action.request_id, action.numbers[0])
+            audit(self.scheduler)
+        elif action.verb == "abort":
+            self.scheduler.abort(action.request_id)
+            audit(self.scheduler)
+        elif action.verb == "schedule":
+            self._schedule(action.numbers)
+        else:
+            self._update(action)
+
+    def _add(self, name: str, num_prompt_tokens: int) -> None:
+        """As many tokens as fit may be generated: since every step may be the last, that covers all smaller limits."""
+        arrival = self.scheduler._num_arrivals
+        prompt = tuple(_other_token(arrival, position) for position in range(num_prompt_tokens))
+        max_tokens = self.scheduler.door.max_tokens_that_fit(num_prompt_tokens)
+        self.scheduler.add_request(Request(name, prompt, max_tokens, stop_token_ids=frozenset({STOP_TOKEN})))
+
+    def _schedule(self, drafts: tuple[int, ...]) -> None:
+        twin = self.copy()
+        output, again = self._decide(drafts), twin._decide(drafts)
+        check_same_decisions([output], [again])
+        self.auditor.after_schedule(output)
+        self._forward(output)
+        self.in_flight = output
+
+    def _decide(self, drafts: tuple[int, ...]) -> SchedulerOutput:
+        if isinstance(self.scheduler.drafter, ChosenDrafts):
+            self.scheduler.drafter.counts = iter(drafts)
+        return self.scheduler.schedule()
+
+    def _forward(self, output: SchedulerOutput) -> None:
+        """Write K/V as a runner would, and read it back: each request must find its own tokens and no others."""
+        size = self.case.block_size
+        for each in output.scheduled:
+            if each.admission is not None:
+                self.slot_owners[each.slot] = each.request_id
+            if self.slot_owners[each.slot] != each.request_id:
+                raise InvariantError(
+                    f"INV-6: request {each.request_id} runs in slot {each.slot}, "
+                    f"where the runner has {self.slot_owners[each.slot] or 'nobody'}"
+                )
+            for position, token_id in enumerate(each.token_ids, each.first_position):
+                self.cells[each.block_ids[position // size] * size + position % size] = token_id
+        for each in output.scheduled:
+            self._read_back(each)
+
+    def _read_back(self, each: ScheduledRequest) -> None:
+        size = self.case.block_size
+        own = self.scheduler.requests[each.request_id].token_ids_between(0, each.first_position) + each.token_ids
+        cells = [cell for block in each.block_ids for cell in self.cells[block * size : block * size + size]]
+        read = tuple(cells[: len(own)])
+        if read != own:
+            raise InvariantError(f"INV-6: request {each.request_id} reads the K/V of {read}, but has {own}")
+
+    def _update(self, action: Action) -> None:
+        output, self.in_flight = self.in_flight, None
+        if output is None:
+            raise InvariantError("no step is in flight")
+        if action.verb == "fail":
+            self.scheduler.fail([each.request_id for each in output.scheduled], "the forward pass failed")
+            self.auditor.after_update(StepResult(()))
+            return
+        sampled, faults = [], []
+        for each, (num_accepted, ending) in zip(output.scheduled, action.outcomes, strict=True):
+            if ending == FAULTS:
+                faults.append(RequestFault(each.request_id, "the logits are not finite"))
+            elif each.samples:
+                sampled.append(SampledTokens(each.request_id, self._tokens(each, num_accepted, ending)))
+        result = StepResult(tuple(sampled), tuple(faults))
+        self.scheduler.update(result)
+        self.auditor.after_update(result)
+
+    def _tokens(self, each: ScheduledRequest, num_accepted: int, ending: str) -> tuple[int, ...]:
+        """The guesses that were right and the token behind them; it differs from a guess that was wrong."""
+        first = len(each.token_ids) - each.num_drafts
+        arrival = self.scheduler.requests[each.request_id].arrival
+        last = STOP_TOKEN if ending == STOPS else _other_token(arrival, each.first_position + first + num_accepted)
+        return (*each.token_ids[first : first + num_accepted], last)
+
+    def key(self) -> bytes:
+        """What the scheduler's next decisions depend on, equal for states that differ in names alone.
+
+        Left out are the numbers of blocks and slots, who ended (but not what they hold until the next step), and how
+        many of a request's tokens came with its prompt (but not whether any was generated, which a victim might lose).
+        """
+        scheduler = self.scheduler
+        shares = {} if self.in_flight is None else {each.request_id: each for each in self.in_flight.scheduled}
+        ended = scheduler.finished
+        numbers = [
+            self.in_flight is not None,
+            len(scheduler.running),
+            bool(ended),
+            sum([len(request.block_ids) for request in ended]),
+            sum([request.slot is not None for request in ended]),
+        ]
+        for request in scheduler.running:
+            numbers += request.num_tokens, request.num_computed_tokens, len(request.block_ids)
+            share = shares.get(request.request_id)
+            numbers += bool(request.output_token_ids), len(share.token_ids) if share else 0
+            numbers.append(share.num_drafts if share else 0)
+        for request in scheduler.waiting.values():
+            numbers += request.num_tokens, bool(request.output_token_ids)
+        return bytes(numbers)
+
+
+T = TypeVar("T")
+
+
+@cache
+def _fields_of(kind: Any) -> tuple[Callable[[Any], tuple[Any, ...]], tuple[str, ...]]:
+    """What reads all fields of a dataclass with slots, and the names of those that are lists."""
+    fields = get_type_hints(kind)
+    return attrgetter(*fields), tuple(name for name, hint in fields.items() if get_origin(hint) is list)
+
+
+def _copy_record(record: T) -> T:
+    """A copy of a dataclass with slots, its lists copied too."""
+    kind: Any = type(record)
+    read, lists = _fields_of(kind)
+    twin: T = kind(*read(record))
+    for name in lists:
+        setattr(twin, name, getattr(twin, name).copy())
+    return twin
+
+
+# What Scheduler keeps, by how it is copied: the same object, a list of numbers, or its own rule in _copy_scheduler.
+_SHARED = {
+    *("block_size", "max_num_seqs", "max_num_batched_tokens", "watermark_blocks"),
+    *("drafter", "door", "_num_arrivals"),
+}
+_OWN_RULE = {"pool", "counters", "requests", "waiting", "running", "finished", "free_slots", "_in_flight"}
+
+
+def _copy_scheduler(scheduler: Scheduler, twins: Mapping[int, Request]) -> Scheduler:
+    """A scheduler over the twins of its requests (by id() of the original)."""
+    fields: dict[str, Any] = vars(scheduler)
+    if fields.keys() != _SHARED | _OWN_RULE:
+        raise InvariantError(f"no rule to copy {sorted(fields.keys() ^ (_SHARED | _OWN_RULE))} of a scheduler")
+    twin = scheduler.__class__.__new__(scheduler.__class__)
+    vars(twin).update(fields)
+    twin.pool = _copy_pool(scheduler.pool)
+    twin.counters = _copy_record(scheduler.counters)
+    twin.requests = {name: twins[id(request)] for name, request in scheduler.requests.items()}
+    twin.waiting = OrderedDict((name, twins[id(request)]) for name, request in scheduler.waiting.items())
+    twin.running = [twins[id(request)] for request in scheduler.running]
+    twin.finished = [twins[id(request)] for request in scheduler.finished]
+    twin.free_slots = scheduler.free_slots.copy()
+    # The shares are frozen; a request in flight that was released is nobody's any more.
+    twin._in_flight = tuple((each, twins.get(id(request), request)) for each, request in scheduler._in_flight)
+    return twin
+
+
+def _copy_pool(pool: BlockPool) -> BlockPool:
+    twin = BlockPool.__new__(BlockPool)
+    twin.num_blocks, twin._ref_counts, twin._free = pool.num_blocks, pool._ref_counts.copy(), pool._free.copy()
+    return twin

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from millpond.cli import progress
+from millpond.cli.app import run
+from millpond.core.scheduler import Scheduler
+from millpond.lab import faults, proof
+from millpond.lab.faults import PlantedFault, WithoutWaiver
+
+TINY = ["prove", "--positions", "2", "--slots", "1", "--requests", "1", "--budget", "0", "--guesses", "0"]
+
+
+def test_the_whole_is_printed_states_bounds_verdict_and_the_shortest_traces(capsys):
+    assert run(TINY, {}) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "│ 2 x 1 │ 2 │" in out
+    assert "bounds: blocks x block size up to 2, up to 1 slot, every reserve, no budget of tokens, no guesses" in out
+    assert "verdict: every invariant holds in every state, and every state drains (" in out
+    assert out.count("planted: ") == 6
+    assert "9 step 3: INV-7: the oldest request b stands still, step 3 runs []" in out
+    assert "NOT FOUND" not in out
+
+
+@pytest.fixture
+def two_faults(monkeypatch):
+    """Only two are planted, and they are found at once."""
+    quick = tuple(fault for fault in faults.FAULTS if fault.name in ("no-waiver", "next-chunk-only"))
+    monkeypatch.setattr(faults, "FAULTS", quick)
+
+
+def test_json_is_one_object_on_standard_output_alone(capsys, two_faults):
+    assert run([*TINY, "--json"], {}) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["bounds"] == {"positions": 2, "slots": 1, "requests": 1, "budget": 0, "guesses": 0}
+    assert (result["verdict"], result["finding"]) == ("holds", None)
+    assert result["states"] == sum(pool["num_states"] for pool in result["pools"])
+    assert [each["name"] for each in result["faults"]] == ["no-waiver", "next-chunk-only"]
+    assert all(each["finding"]["trace"][-1].startswith("step") for each in result["faults"])
+
+
+def test_a_broken_rule_is_shown_with_its_trace_and_exit_code_1(capsys, monkeypatch):
+    monkeypatch.setattr(Scheduler, "_reserve", WithoutWaiver._reserve)
+    assert run(TINY, {}) == 1
+    out = capsys.readouterr().out
+    assert "verdict: BROKEN in 2 blocks of 1, 1 slot, reserve 1, 1 request (" in out
+    assert "   2 step 0: INV-5: step 0 has 1 unfinished and 0 tokens or releases" in out
+    assert "planted" not in out
+
+
+def test_a_planted_fault_that_goes_unseen_is_named_and_exit_code_1(capsys, monkeypatch):
+    monkeypatch.setattr(faults, "FAULTS", (PlantedFault("none", "nothing is wrong", Scheduler),))
+    monkeypatch.setattr(proof, "FAULT_BOUNDS", proof.Bounds(positions=1, requests=1))
+    assert run(TINY, {}) == 1
+    assert "planted: nothing is wrong; NOT FOUND" in capsys.readouterr().out
+    assert run([*TINY, "--json"], {}) == 1
+    assert json.loads(capsys.readouterr().out)["faults"] == [
+        {"name": "none", "text": "nothing is wrong", "finding": None}
+    ]
+    assert run([*TINY, "--no-faults"], {}) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "bounds"), [([], proof.Bounds()), (["--deep"], proof.DEEP), (["--slots", "4"], proof.Bounds(slots=4))]
+)
+def test_flags_choose_the_bounds(monkeypatch, flags, bounds):
+    seen = []
+
+    def prove(bounds, notify):
+        seen.append(bounds)
+        return proof.Proof(bounds, (), None)
+
+    monkeypatch.setattr(proof, "prove", prove)
+    assert run(["prove", "--no-faults", *flags], {}) == 0
+    assert seen == [bounds]
+
+
+def test_a_bound_that_cannot_be_is_one_line_that_names_the_option(capsys):
+    assert run(["prove", "--positions", "0"], {}) == 1
+    assert capsys.readouterr().err == "error: --positions must be at least 1, got 0\n"
+
+
+def test_a_person_sees_how_far_it_is(monkeypatch, two_faults):
+    watched = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
+    bar = progress.counting_bar
+    monkeypatch.setattr(progress, "counting_bar", lambda total: bar(total, watched))
+    assert run(TINY, {}) == 0
+    assert "5/6" in watched.file.getvalue()
+    assert "planted: next-chunk-only" in watched.file.getvalue()

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import pytest
+
+from millpond.core.scheduler import Scheduler
+from millpond.errors import ConfigError
+from millpond.lab import proof as proof_module
+from millpond.lab.explorer import Finding
+from millpond.lab.faults import FAULTS, PlantedFault, WithoutWaiver
+from millpond.lab.proof import Bounds, as_json, find, num_cases, prove
+from millpond.lab.story import tell
+from millpond.lab.world import Action, Case
+
+SMALL = Bounds(positions=3, slots=2, requests=2, budget=1, guesses=1)
+FAULT = {fault.name: fault for fault in FAULTS}
+
+
+def quiet(name):
+    pass
+
+
+def test_the_scheduler_holds_within_small_bounds_and_each_pool_drains_in_its_time():
+    names = []
+    proof = prove(SMALL, names.append)
+    assert (proof.finding, proof.as_json()["verdict"]) == (None, "holds")
+    assert [(row.num_blocks, row.block_size) for row in proof.rows] == [(1, 1), (2, 1), (1, 2), (3, 1), (1, 3)]
+    for row in proof.rows:
+        # With one slot, two requests of all the pool's positions run one after the other, and one step releases.
+        assert row.longest_drain == 2 * row.num_blocks * row.block_size + 1
+        # One or two slots, each reserve, a budget or none, guesses or none.
+        assert row.num_cases == 2 * row.num_blocks * 2 * 2
+    assert len(names) == num_cases(SMALL) == sum(row.num_cases for row in proof.rows)
+    assert proof.num_states == sum(row.num_states for row in proof.rows) > 3_000
+    assert proof.num_transitions == sum(row.num_transitions for row in proof.rows) > 4 * proof.num_states
+
+
+def test_a_proof_ends_at_the_first_broken_rule():
+    proof = prove(SMALL, quiet, WithoutWaiver)
+    assert [(row.num_blocks, row.block_size) for row in proof.rows] == [(1, 1), (2, 1)]
+    assert proof.as_json()["verdict"] == "broken"
+    assert proof.as_json()["finding"] == as_json(proof.finding)
+    assert as_json(proof.finding) == {
+        "case": "2 blocks of 1, 1 slot, reserve 1, 2 requests",
+        "message": "INV-5: step 0 has 1 unfinished and 0 tokens or releases",
+        "trace": [
+            "add a with a prompt of 2 tokens",
+            "step 0: INV-5: step 0 has 1 unfinished and 0 tokens or releases",
+        ],
+    }
+
+
+STORIES = {
+    "no-waiver": [
+        "add a with a prompt of 2 tokens",
+        "step 0: INV-5: step 0 has 1 unfinished and 0 tokens or releases",
+    ],
+    "no-waiver-wall": [
+        "add a with a prompt of 1 token",
+        "add b with a prompt of 1 token",
+        "step 0; admits a, b; a runs 1 token, holds 1; b runs 1 token, holds 1; 2 blocks free",
+        "its result: a goes on, b goes on",
+        "step 1; a runs 1 token, holds 2; b runs 1 token, holds 2; 0 blocks free",
+        "its result: a goes on, b goes on",
+        "step 2; preempts b; a runs 1 token, holds 3; 1 block free",
+        "its result: a stops",
+        "step 3: INV-7: the oldest request b stands still, step 3 runs []",
+    ],
+    "growth-under-watermark": [
+        "add a with a prompt of 1 token",
+        "step 0; admits a; a runs 1 token, holds 1; 1 block free",
+        "its result: a goes on",
+        "step 1: INV-7: the oldest request a was preempted in step 1",
+    ],
+    "oldest-as-victim": [
+        "add a with a prompt of 1 token",
+        "add b with a prompt of 1 token",
+        "step 0; admits a, b; a runs 1 token, holds 1; b runs 1 token, holds 1; 0 blocks free",
+        "its result: a goes on, b goes on",
+        "step 1: INV-7: the oldest request a was preempted in step 1",
+    ],
+    "released-twice": [
+        "add a with a prompt of 1 token",
+        "step 0; admits a; a runs 1 token, holds 1; 0 blocks free",
+        "its result: a goes on",
+        "step 1: block 0: 1 holders released, but it has 0",
+    ],
+    "next-chunk-only": [
+        "add a with a prompt of 2 tokens",
+        "step 0: INV-3: running request a of 2 tokens holds 1 blocks, not 2",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", FAULT)
+def test_a_planted_fault_is_found_by_its_shortest_trace(name):
+    assert list(tell(find(FAULT[name], quiet))) == STORIES[name]
+
+
+def test_the_wall_is_found_only_where_the_reserve_lets_every_prompt_in():
+    found = find(FAULT["no-waiver-wall"], quiet)
+    assert (found.case.num_blocks, found.case.reserve, found.case.longest_prompt) == (4, 2, 2)
+
+
+def test_a_fault_that_is_none_is_not_found(monkeypatch):
+    names = []
+    monkeypatch.setattr(proof_module, "FAULT_BOUNDS", Bounds(positions=2, requests=2, guesses=0))
+    assert find(PlantedFault("none", "nothing is wrong", Scheduler), names.append) is None
+    assert names == ["planted: none"]
+
+
+def test_a_story_has_a_line_for_each_thing_that_may_happen():
+    case = Case(4, 1, 1, 0, None, 2, most_drafts=2)
+    trace = (
+        Action("add", "a", (1,)),
+        Action("schedule", numbers=(2,)),
+        Action("update", outcomes=((1, "goes on"),)),
+        Action("add", "b", (2,)),
+        Action("schedule", numbers=(1,)),
+        Action("abort", "b"),
+        Action("fail"),
+        Action("schedule"),
+        Action("update"),
+    )
+    assert tell(Finding(case, Scheduler, trace, "it all ends")) == (
+        "add a with a prompt of 1 token",
+        "step 0; admits a; a runs 3 tokens, the last 2 guessed, holds 3; 1 block free",
+        "its result: a goes on behind 1 right guess",
+        "add b with a prompt of 2 tokens",
+        "step 1; a runs 2 tokens, the last 1 guessed, holds 4; 0 blocks free",
+        "abort b",
+        "its failure, and the end of who was in it",
+        "step 2; releases b, a; 4 blocks free",
+        "its result: nothing",
+        "it all ends",
+    )
+
+
+@pytest.mark.parametrize("name", ["positions", "slots", "requests"])
+def test_a_bound_below_one_is_refused_by_name(name):
+    with pytest.raises(ConfigError, match=f"--{name} must be at least 1, got 0"):
+        Bounds(**{name: 0})
+
+
+def test_no_budget_and_no_guesses_are_bounds_and_less_is_refused():
+    assert num_cases(Bounds(positions=1, slots=1, budget=0, guesses=0)) == 1
+    assert num_cases(Bounds(positions=1, slots=9, requests=2, budget=3, guesses=2)) == 2 * 4 * 2
+    with pytest.raises(ConfigError, match="--budget must be at least 0, got -1"):
+        Bounds(budget=-1)
+
+
+def test_more_positions_than_a_state_can_name_are_refused():
+    with pytest.raises(ConfigError, match="--positions must be at most 250, got 251; ask for fewer"):
+        Bounds(positions=251)

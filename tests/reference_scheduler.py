@@ -1,0 +1,188 @@
+"""The scheduler's rules read aloud: no ids of blocks or slots, every number counted afresh from one list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from helpers import Loop, ScriptedRunner, expected_output
+from millpond.core.request import Request
+from millpond.core.scheduler import Scheduler
+from millpond.core.step import SchedulerOutput
+
+
+@dataclass
+class Entry:
+    """A request as numbers. ends_at is how many tokens it has when it ends, faults_at when it faults instead."""
+
+    name: str
+    tokens: int
+    ends_at: int
+    faults_at: int | None = None
+    computed: int = 0
+    blocks: int = 0
+    state: str = "waiting"
+
+
+@dataclass
+class Decision:
+    """What a step does, with (name, first position, tokens, blocks, samples) of each request that runs."""
+
+    released: tuple
+    preempted: tuple
+    admitted: tuple
+    shares: tuple
+
+    @classmethod
+    def of(cls, output: SchedulerOutput) -> Decision:
+        shares = [
+            (each.request_id, each.first_position, len(each.token_ids), len(each.block_ids), each.samples)
+            for each in output.scheduled
+        ]
+        return cls(output.released, output.preempted, output.admitted, tuple(shares))
+
+
+class ReferenceScheduler:
+    def __init__(self, sizes_of: Scheduler):
+        self.num_blocks, self.block_size = sizes_of.pool.num_blocks, sizes_of.block_size
+        self.slots, self.budget = sizes_of.max_num_seqs, sizes_of.max_num_batched_tokens
+        self.reserve = sizes_of.watermark_blocks
+        self.entries = []  # in arrival order, ended ones until they are released
+        self.ended = []  # in the order in which they ended
+        self.shares = ()
+        self.num_steps = 0
+
+    def those(self, state):
+        return [entry for entry in self.entries if entry.state == state]
+
+    def free_blocks(self):
+        return self.num_blocks - sum(entry.blocks for entry in self.entries)
+
+    def blocks_for(self, entry):
+        blocks = 0
+        while blocks * self.block_size < entry.tokens:
+            blocks += 1
+        return blocks
+
+    def add(self, name, num_prompt_tokens, num_output_tokens, faults_after=None):
+        faults_at = None if faults_after is None else num_prompt_tokens + faults_after
+        self.entries.append(Entry(name, num_prompt_tokens, num_prompt_tokens + num_output_tokens, faults_at))
+
+    def end(self, entry):
+        entry.state = "ended"
+        self.ended.append(entry)
+
+    def abort(self, name):
+        for entry in self.entries:
+            if entry.name == name and entry.state != "ended":
+                self.end(entry)
+                return True
+        return False
+
+    def schedule(self):
+        released = self.release()
+        preempted = self.grow()
+        admitted = self.admit()
+        self.shares = self.share_out()
+        self.num_steps += 1
+        return Decision(released, preempted, admitted, self.shares)
+
+    def release(self):
+        released = tuple(entry.name for entry in self.ended)
+        self.entries = [entry for entry in self.entries if entry.state != "ended"]
+        self.ended = []
+        return released
+
+    def grow(self):
+        preempted = []
+        for entry in self.those("running"):
+            while entry.state == "running" and self.blocks_for(entry) - entry.blocks > self.free_blocks():
+                victim = self.those("running")[-1]
+                victim.state, victim.blocks, victim.computed = "waiting", 0, 0
+                preempted.append(victim.name)
+            if entry.state == "running":
+                entry.blocks = self.blocks_for(entry)
+        return tuple(preempted)
+
+    def admit(self):
+        admitted = []
+        for entry in self.those("waiting"):
+            need = self.blocks_for(entry)
+            could_leave_the_reserve = need + self.reserve <= self.num_blocks
+            reserve = self.reserve if could_leave_the_reserve else 0
+            wanted = sum(each.tokens - each.computed for each in self.those("running"))
+            is_spent = self.budget is not None and wanted >= self.budget
+            if len(self.those("running")) == self.slots or is_spent or need + reserve > self.free_blocks():
+                break
+            entry.state, entry.blocks = "running", need
+            admitted.append(entry.name)
+        return tuple(admitted)
+
+    def share_out(self):
+        shares, given = [], 0
+        for entry in self.those("running"):
+            share = missing = entry.tokens - entry.computed
+            if self.budget is not None:
+                share = min(missing, self.budget - given)
+            given += share
+            shares.append((entry.name, entry.computed, share, entry.blocks, share == missing))
+        return tuple(shares)
+
+    def finish_step(self, failed=False):
+        for name, _, share, _, samples in self.shares:
+            (entry,) = [entry for entry in self.entries if entry.name == name]
+            if entry.state == "ended":
+                continue
+            if failed or (samples and entry.tokens == entry.faults_at):
+                self.end(entry)
+                continue
+            entry.computed += share
+            entry.tokens += samples
+            if entry.tokens == entry.ends_at:
+                self.end(entry)
+
+
+class Lockstep(Loop):
+    """A Loop that asks the reference as well, and compares every decision and every end."""
+
+    def __init__(self, scheduler: Scheduler, runner: ScriptedRunner | None = None) -> None:
+        super().__init__(scheduler, runner)
+        self.reference = ReferenceScheduler(scheduler)
+
+    def add(self, *requests: Request) -> None:
+        for request in requests:
+            super().add(request)
+            answer = expected_output(request.prompt_token_ids, request.max_tokens)
+            ends = [index for index, token_id in enumerate(answer, 1) if token_id in request.stop_token_ids]
+            num_output_tokens = min([*ends, request.max_tokens])
+            name, num_prompt_tokens = request.request_id, request.num_prompt_tokens
+            self.reference.add(name, num_prompt_tokens, num_output_tokens, self.runner.faults.get(name))
+
+    def abort(self, request_id: str) -> bool:
+        aborted = super().abort(request_id)
+        assert aborted is self.reference.abort(request_id)
+        return aborted
+
+    def schedule(self) -> SchedulerOutput:
+        output = super().schedule()
+        ours, theirs = Decision.of(output), self.reference.schedule()
+        assert ours == theirs, f"step {output.step} is {ours}, the reference's {theirs}"
+        return output
+
+    def finish_step(self, output: SchedulerOutput) -> None:
+        super().finish_step(output)
+        self.reference.finish_step()
+        self.compare()
+
+    def fail_step(self, output: SchedulerOutput) -> None:
+        super().fail_step(output)
+        self.reference.finish_step(failed=True)
+        self.compare()
+
+    def compare(self) -> None:
+        scheduler, reference = self.scheduler, self.reference
+        for state, entries in (("running", scheduler.running), ("waiting", scheduler.waiting.values())):
+            names = [(entry.name, entry.tokens, entry.blocks) for entry in reference.those(state)]
+            assert [(each.request_id, each.num_tokens, len(each.block_ids)) for each in entries] == names
+        assert [request.request_id for request in scheduler.finished] == [entry.name for entry in reference.ended]
+        assert scheduler.pool.num_free == reference.free_blocks()
+        assert scheduler.has_work is bool(reference.entries)
