@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -56,6 +57,12 @@ def parse_counts(text: str) -> tuple[int, ...]:
     if any(count < 1 for count in counts):
         raise typer.BadParameter(f"{text!r} holds a number below 1")
     return counts
+
+
+def check_folder(path: Path | None) -> None:
+    """Raises BadParameter where a file could not be written there for want of its folder: not after minutes of work."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {path.absolute().parent} to write {path.name} into")
 
 
 ModelArgument = Annotated[
