@@ -4,9 +4,12 @@ import json
 
 import pytest
 
+from millpond.cli import loading
 from millpond.cli.app import run
 from millpond.lab import bench_engine
 from millpond.lab.bench_engine import BenchPlan, BenchResult
+from millpond.lab.step_record import read_records
+from tiny_engine import make_engine
 
 
 @pytest.fixture
@@ -54,3 +57,24 @@ def test_the_engine_has_a_slot_for_every_sequence(plans, engine):
     run(["bench", "engine", "--decode", "100", "--threads", "1"], {})
     _, config = engine.opened[0]
     assert (config.max_num_seqs, config.threads) == (100, 1)
+
+
+def test_record_writes_every_step_and_simulate_runs_on_them(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(loading, "open_engine", lambda *arguments: make_engine(num_blocks=128, max_model_len=256))
+    path = tmp_path / "steps.jsonl"
+    flags = ["--decode", "2", "--prefill", "", "--no-w1", "--rounds", "1", "--record", str(path)]
+    assert run(["bench", "engine", *flags, "--json"], {}) == 0
+    captured = capsys.readouterr()
+    assert list(json.loads(captured.out)["decode_tok_s"]) == ["2"]
+    records = read_records(path)
+    assert f"{len(records)} steps are in {path}" in captured.err
+    assert sum(shape[:3] == (2, 2, 2) for shape, _ in records) == 2 * 64  # a round that warms up, and one that counts
+    assert sum(shape.num_sampled == 0 for shape, _ in records) > 0
+    assert run(["simulate", "--cost", str(path), "--requests", "5"], {}) == 0
+    assert f"fitted to {len(records)} steps" in capsys.readouterr().out
+
+
+def test_record_into_a_folder_that_is_not_there_is_refused_before_measuring(plans, capsys, tmp_path):
+    assert run(["bench", "engine", "--record", str(tmp_path / "nowhere" / "steps.jsonl")], {}) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    assert plans == []

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
-from millpond.cli.progress import counting_bar, download_bar
+from millpond.cli.progress import advancing_bar, counting_bar, download_bar
 
 
 def console(is_terminal: bool) -> Console:
@@ -42,3 +43,12 @@ def test_the_counting_bar_shows_what_is_done_and_names_what_is_under_way():
     assert "second" in watched.file.getvalue()
     assert "1/3" in watched.file.getvalue()
     assert "2/3" not in watched.file.getvalue()
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_the_advancing_bar_shows_how_much_is_done_and_nothing_where_nobody_watches(is_terminal):
+    shown = console(is_terminal=is_terminal)
+    with advancing_bar(1000, "requests", shown) as report:
+        report(250)
+    assert ("250/1000" in shown.file.getvalue()) is is_terminal
+    assert bool(shown.file.getvalue()) is is_terminal

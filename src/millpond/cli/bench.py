@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,6 +28,7 @@ from millpond.cli.options import (
     MaxNumBatchedTokens,
     ModelOption,
     Threads,
+    check_folder,
     examples,
     parse_counts,
 )
@@ -36,6 +38,7 @@ from millpond.config import EngineConfig
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from millpond.engine.engine import Engine
     from millpond.lab.bench_engine import BenchPlan, BenchResult, EngineBench
 
 HELP = """Measure the engine itself, with no server: decode by number of sequences, prefill by prompt length, and W1.
@@ -50,6 +53,7 @@ EXAMPLES = examples(
     "millpond bench engine",
     "millpond bench engine --decode 1,4 --prefill 128 --no-w1",
     'millpond bench engine --decode 64 --prefill "" --no-w1 --threads 1 --json',
+    "millpond bench engine --record steps.jsonl",
 )
 
 
@@ -80,6 +84,17 @@ def measure(engine_bench: EngineBench, plan: BenchPlan) -> BenchResult:
 
     with counting_bar(plan.num_measurements) as notify:
         return engine_bench.run(plan, notify)
+
+
+def record_to(path: Path, engine: Engine, engine_bench: EngineBench, plan: BenchPlan) -> BenchResult:
+    """Carry out the plan, and write what every step was made of and took."""
+    from millpond.lab.step_record import recorded, write_records
+
+    with recorded(engine) as records:
+        result = measure(engine_bench, plan)
+    write_records(records, path)
+    loading.notify(f"{len(records)} steps are in {path}; millpond simulate --cost {path} runs on them")
+    return result
 
 
 def as_table(result: BenchResult) -> Table:
@@ -113,12 +128,17 @@ def engine(
     kv_memory: KVMemory = None,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
+    record: Annotated[
+        Path | None,
+        typer.Option("--record", metavar="FILE", help="Write each step's shape and seconds (JSONL), for `simulate`."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print decode_tok_s, prefill_tok_s and w1_output_tok_s.")
     ] = False,
 ) -> None:
     from millpond.lab.bench_engine import BenchPlan, EngineBench
 
+    check_folder(record)
     plan = BenchPlan(decode=parse_counts(decode), prefill=parse_counts(prefill), w1=w1, rounds=rounds)
     slots = max(DEFAULTS.max_num_seqs, *plan.decode, 1)
     config = EngineConfig(
@@ -130,7 +150,8 @@ def engine(
         isa=isa,
     )
     loaded = loading.open_engine(model, config, context.ensure_object(Settings))
-    result = measure(EngineBench(loaded, loaded.limits.vocab_size, time.perf_counter), plan)
+    engine_bench = EngineBench(loaded, loaded.limits.vocab_size, time.perf_counter)
+    result = measure(engine_bench, plan) if record is None else record_to(record, loaded, engine_bench, plan)
     if as_json:
         typer.echo(json.dumps(result.as_json()))
     else:

@@ -79,6 +79,12 @@ def parse_lengths(given: str | Lengths) -> Lengths:
     return Lengths(range(low, high + 1), drawn=True)
 
 
+def check_folder(path: Path | None) -> None:
+    """Raises BadParameter where a file could not be written there for want of its folder: not after minutes of work."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {path.absolute().parent} to write {path.name} into")
+
+
 ModelArgument = Annotated[
     str, typer.Argument(metavar="[MODEL]", help="A known name, a GGUF file, a folder, or org/repo[:file].")
 ]

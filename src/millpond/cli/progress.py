@@ -43,6 +43,15 @@ def counting_bar(total: int, console: Console | None = None) -> Iterator[Callabl
 
 
 @contextmanager
+def advancing_bar(total: int, what: str, console: Console | None = None) -> Iterator[Callable[[int], None]]:
+    """A bar over `total` small pieces of work; call the function that it gives with how many are done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with _bar(*columns, console=console or Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda num_done: bar.update(task, completed=num_done)
+
+
+@contextmanager
 def download_bar(console: Console | None = None) -> Iterator[DownloadProgress]:
     """A bar over bytes, for load/'s Progress. It appears with the first report; each new part of the work is a line."""
     console = console or Console(stderr=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from millpond.cli import sweep_config
 from millpond.cli.options import Plot, Slots, examples, parse_counts, parse_lengths
 from millpond.lab.lengths import Lengths
 
@@ -64,6 +65,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(rich_markup_mode=None)
     group.callback(invoke_without_command=True)(sweep)
     group.command("watermark", help=WATERMARK_HELP, epilog=WATERMARK_EXAMPLES)(watermark)
+    sweep_config.register(group)
     app.add_typer(group, name="sweep")
 
 

@@ -43,12 +43,6 @@ class Answer:
         return reason is FinishReason.STOP and not self.request.sampling.include_stop_str_in_output
 
     def output(self, token_ids: tuple[int, ...], text: str) -> RequestOutput:
-        return RequestOutput(
-            request_id=self.request.request_id,
-            new_token_ids=token_ids,
-            text=text,
-            finish_reason=self.request.finish_reason,
-            num_prompt_tokens=self.request.num_prompt_tokens,
-            num_output_tokens=self.request.num_output_tokens,
-            error=self.request.error,
-        )
+        request = self.request
+        num_tokens = len(request.prompt_token_ids), len(request.output_token_ids)
+        return RequestOutput(request.request_id, token_ids, text, request.finish_reason, *num_tokens, request.error)

@@ -151,6 +151,8 @@ class Engine:
 
     def _text(self, answer: Answer, token_ids: tuple[int, ...]) -> tuple[int, str]:
         """The text of a step's tokens, and how many of them there are up to the one that ends the answer."""
+        if len(token_ids) == 1:  # as in nearly every step, and once for each of its requests
+            return 1, self._text_of_one(answer, token_ids[0], answer.request.finish_reason)
         text = ""
         for count, token_id in enumerate(token_ids, 1):
             is_last = count == len(token_ids)
@@ -176,11 +178,13 @@ class Engine:
         return answer.output((), answer.finish())
 
     def _stats(self, plan: SchedulerOutput, result: StepResult, times: tuple[float, float, float, float]) -> StepStats:
+        num_sampled = result.num_tokens
+        drafts = [] if self.scheduler.drafter is None else [each.num_drafts for each in plan.scheduled]
         return StepStats(
             step=plan.step,
             num_scheduled=len(plan.scheduled),
             num_tokens=plan.num_tokens,
-            num_sampled=result.num_tokens,
+            num_sampled=num_sampled,
             num_running=self.scheduler.num_running,
             num_waiting=self.scheduler.num_waiting,
             free_blocks=self.scheduler.pool.num_free,
@@ -191,6 +195,6 @@ class Engine:
             update_seconds=times[2],
             text_seconds=times[3],
             times=result.times,
-            num_drafted=sum([each.num_drafts for each in plan.scheduled]),
-            num_accepted=result.num_tokens - len(result.sampled),
+            num_drafted=sum(drafts),
+            num_accepted=num_sampled - len(result.sampled),
         )

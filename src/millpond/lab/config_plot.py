@@ -1,0 +1,96 @@
+"""A picture of what `millpond sweep config` found: throughput against p99 TTFT, the Pareto front, and the advice."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from millpond.lab.config_sweep import Point, advise, choose, describe, pareto
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLORS = ("#440154", "#3b6ea5", "#21a08c", "#6cbf4b", "#e0a82e", "#d1603d", "#a83279", "#777777")
+MARKERS = "osD^vP*X"
+DARK = "#444444"
+
+
+def draw(points: Sequence[Point], swept: Sequence[str], path: Path) -> None:
+    """Write the picture: a curve over the rates for each setting.
+
+    Of the swept fields, the one with the most values gives the colours and the next one the markers."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 6.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    draw_front(axes, points, swept)
+    draw_curves(axes, points, sorted(swept, key=lambda name: -len(_values(points, name)))[:2])
+    axes.set(
+        yscale="log", xlabel="output tokens a second (right is better)", ylabel="p99 TTFT, seconds (down is better)"
+    )
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.grid(alpha=0.25, which="both")
+    axes.set_title("\n".join(textwrap.wrap(advise(points, swept), 105)), fontsize=10, loc="left")
+    figure.savefig(path, dpi=120)
+
+
+def _values(points: Sequence[Point], name: str) -> list[int]:
+    return sorted({getattr(point.setting, name) for point in points})
+
+
+def draw_curves(axes: Axes, points: Sequence[Point], shown: Sequence[str]) -> None:
+    """A line with a mark for each rate, and a legend for each of the (at most two) fields that are shown."""
+    looks = [{value: place for place, value in enumerate(_values(points, name))} for name in shown]
+    for setting, curve in groupby(points, key=lambda point: point.setting):
+        places = [look[getattr(setting, name)] for name, look in zip(shown, looks, strict=True)]
+        color, marker, *_ = *places, 0, 0
+        found = list(curve)
+        axes.plot(
+            [point.output_tok_s for point in found],
+            [point.ttft_p99 for point in found],
+            color=COLORS[color % len(COLORS)],
+            marker=MARKERS[marker % len(MARKERS)],
+            markeredgecolor="white",
+            lw=1,
+            alpha=0.9,
+        )
+    for place, (name, look) in enumerate(zip(shown, looks, strict=True)):
+        add_legend(axes, name.replace("_", " "), look, by_color=place == 0)
+
+
+def add_legend(axes: Axes, title: str, look: dict[int, int], *, by_color: bool) -> None:
+    """The values of one field, beside the axes: those with colours above, those with markers in the middle."""
+    handles = []
+    for value, place in look.items():
+        color = COLORS[place % len(COLORS)] if by_color else DARK
+        marker = "o" if by_color else MARKERS[place % len(MARKERS)]
+        handles += axes.plot([], [], linestyle="", color=color, marker=marker, label=str(value))
+    axes.figure.legend(
+        handles=handles,
+        title=title,
+        loc="outside right upper" if by_color else "outside right center",
+        fontsize=8,
+        title_fontsize=8,
+        frameon=False,
+    )
+
+
+def draw_front(axes: Axes, points: Sequence[Point], swept: Sequence[str]) -> None:
+    """A band along the front, with rates, and a name where it passes to another setting; a ring around the advice."""
+    front, chosen = pareto(points), choose(points)
+    x, y = [point.output_tok_s for point in front], [point.ttft_p99 for point in front]
+    axes.plot(x, y, color="lightsteelblue", lw=9, alpha=0.6, solid_capstyle="round", zorder=1)
+    named = None
+    for point in front:
+        load = "" if point.rate is None else f"{point.rate:g}/s"
+        name = "" if point.setting == named else describe(point.setting, swept)
+        named = point.setting
+        place = (point.output_tok_s, point.ttft_p99)
+        text = ": ".join(filter(None, (load, name)))
+        axes.annotate(text, place, xytext=(8, -15), textcoords="offset points", fontsize=8, color=DARK)
+    axes.scatter(chosen.output_tok_s, chosen.ttft_p99, s=230, facecolor="none", edgecolor="crimson", lw=2, zorder=4)

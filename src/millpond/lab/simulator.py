@@ -1,0 +1,108 @@
+"""The real engine and scheduler with no model: a runner that only lets virtual time pass, as a cost model says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from millpond.config import EngineConfig
+from millpond.core.block_pool import resolve_watermark_blocks
+from millpond.core.scheduler import Scheduler, SchedulerCounters
+from millpond.core.step import SampledTokens, SchedulerOutput, StepResult
+from millpond.engine.engine import Engine
+from millpond.errors import ConfigError, InvalidRequestError
+from millpond.lab.cost_model import CostModel
+from millpond.lab.driving import VirtualClock, drive
+from millpond.lab.latency import Latencies
+from millpond.lab.pool_timeline import PoolTimeline
+from millpond.lab.step_record import StepShape
+from millpond.lab.workload import WorkloadRequest
+from millpond.text.tokenizer import Tokenizer
+
+# A vocabulary of one letter, which is all that a simulated model says.
+VOCABULARY = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": ["a"],
+    "tokenizer.ggml.token_type": [1],
+    "tokenizer.ggml.merges": [],
+}
+TOKEN = (0,)
+NO_LIMIT = 1 << 62
+
+
+class SimulatedRunner:
+    """A Runner that gives each request the same token over and over and takes its time on a virtual clock."""
+
+    def __init__(self, cost: CostModel, clock: VirtualClock) -> None:
+        self.cost = cost
+        self.clock = clock
+
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        self.clock.now += self.cost.seconds(StepShape.of(output))
+        return StepResult(tuple([SampledTokens(each.request_id, TOKEN) for each in output.scheduled if each.samples]))
+
+
+@dataclass(slots=True)
+class Simulation:
+    """What became of a workload: when its tokens came, what the scheduler counted, the pool over time."""
+
+    latencies: Latencies
+    counters: SchedulerCounters
+    pool: PoolTimeline
+    num_blocks: int
+
+
+def simulated_engine(config: EngineConfig, cost: CostModel, clock: VirtualClock) -> Engine:
+    """An engine whose time is the clock's. max_model_len None is no limit but the pool; num_blocks must be given."""
+    return Engine(
+        config=config,
+        scheduler=_scheduler(config),
+        runner=SimulatedRunner(cost, clock),
+        tokenizer=Tokenizer.from_gguf(VOCABULARY),
+        model_name="simulated",
+        vocab_size=NO_LIMIT,
+        clock=clock,
+    )
+
+
+def _scheduler(config: EngineConfig) -> Scheduler:
+    if config.num_blocks is None:
+        raise ConfigError("a simulation has no memory to size its pool by: num_blocks must be given")
+    return Scheduler(
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len or NO_LIMIT,
+        watermark_blocks=resolve_watermark_blocks(config.num_blocks, config.watermark, config.watermark_blocks),
+    )
+
+
+def simulate(
+    workload: Sequence[WorkloadRequest],
+    config: EngineConfig,
+    cost: CostModel,
+    notify: Callable[[int], None] = lambda num_finished: None,
+) -> Simulation:
+    """Run a workload, in order of arrival, on a simulated engine. The same arguments give the same result, to the bit.
+
+    notify is told now and then how many requests have finished. Raises ConfigError for settings that cannot work, or
+    could never serve one of the requests.
+    """
+    check_longest(workload, config)
+    clock = VirtualClock()
+    engine = simulated_engine(config, cost, clock)
+    pool = PoolTimeline()
+    engine.observer = lambda stats: pool.add(stats, clock.now)
+    latencies = drive(engine, workload, clock, notify)
+    return Simulation(latencies, engine.scheduler.counters, pool, engine.scheduler.pool.num_blocks)
+
+
+def check_longest(workload: Sequence[WorkloadRequest], config: EngineConfig) -> None:
+    """Raises ConfigError for a request that could never run. The door looks at lengths: the longest speaks for all."""
+    longest = max(workload, key=lambda each: len(each.prompt_token_ids) + each.max_tokens)
+    try:
+        _scheduler(config).door.check(len(longest.prompt_token_ids), longest.max_tokens)
+    except InvalidRequestError as error:
+        raise ConfigError(f"the longest request could never run: {error}; or give the pool more blocks") from None
