@@ -117,7 +117,7 @@ def row_work(layers: int, rows: int, read: int, written: float) -> Work:
 
 
 def packed_bytes(layer: Packed) -> int:
-    return layer.weights.nbytes + (0 if layer.scales is None else layer.scales.nbytes)
+    return layer.weights.nbytes
 
 
 def attention_work(config: ModelConfig, shape: StepShape, kv_position_bytes: float, kv_dot: str) -> Work:

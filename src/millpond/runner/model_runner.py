@@ -100,7 +100,10 @@ class ModelRunner:
         pairs.append((self._packed.head, self._weights.head))
         known = self._packed.outliers
         outliers = self._find_outliers(pairs) if known is None else known
-        self._outlier_weights = take_out(pairs, outliers)
+        if known is None:
+            for layer, exact, channels in zip(self._packed.integer_layers, self._packed.exact, outliers, strict=True):
+                layer.put_outliers(exact(channels))
+        take_out(pairs, outliers)
         return outliers
 
     def _jobs(self, tiles: Callable[..., Tiles]) -> list[Job]:
