@@ -39,6 +39,7 @@ from millpond.kernels.threads import shared_items
 # values there are kept in float32, count as 0 in their group, and are multiplied on their own at the end, by weights
 # that stand beside the tiles.
 U4, U8, BF16, F32_WEIGHTS = 0, 1, 2, 3
+NEAR_U8 = 4  # a tile of U8 that many rows go through, or that has been unpacked from U4; no layer is of this kind
 COLUMNS = 48
 VECTORS = COLUMNS // 16
 GROUP = 64
@@ -63,8 +64,6 @@ ROWS = 4
 ROW_BLOCK = 128  # the most rows that go through one unpacked tile
 OWN_ROWS = 64  # from so many rows a thread on, a thread takes rows and all tiles; else tiles and all rows
 LINE = 64
-U4_LINES = U4_BYTES // LINE
-FETCH_AT_ONCE = 8  # cache lines
 AHEAD = 4096  # bytes by which weights are fetched ahead of their use where a tile is used only once
 MOST_OUTLIERS = 8
 # A linear layer's descriptor, int64: kind, columns, K, address of the weights; how many outlier channels, address of
@@ -77,12 +76,12 @@ DESCRIPTOR_SIZE = 9
 def _integer_group(ir, kind, rows, vectors, g, acc, a, lda, w, first, sums, ldsums):
     """One group along K for some vectors of a tile, from `first` on: integer dots, then the scales."""
     b = ir.b
-    w_g = ir.at(w, ir.times(g, U4_BYTES if kind == U4 else U8_BYTES))
+    w_g = ir.at(w, ir.times(g, group_bytes.py_func(kind)))
     a_g = [ir.at(a, b.mul(lda, I64(r)), ir.times(g, GROUP)) for r in range(rows)]
     sums_g = [ir.at(sums, b.mul(ldsums, I64(r)), ir.times(g, 8)) for r in range(rows)]
     dots = [[ir.dot_start(ir.load_splat(I32, each, 4))] * vectors for each in sums_g]
     columns = range(first, first + vectors)
-    for k, codes in enumerate(_group_codes(ir, kind, w_g, columns, ahead=first == 0)):
+    for k, codes in enumerate(_group_codes(ir, kind, w_g, columns, first == 0 and kind != NEAR_U8)):
         codes = [b.bitcast(x, V16I32) for x in codes]
         for r in range(rows):
             activation = ir.load_splat(I32, a_g[r], 4 * k)
@@ -97,25 +96,32 @@ def _integer_group(ir, kind, rows, vectors, g, acc, a, lda, w, first, sums, ldsu
     return result
 
 
-def _group_codes(ir, kind, w_g, columns, ahead=False):
-    """The codes of a group for some vectors of columns, four k after four k. ahead: a 4-bit tile fetches itself, line by
-    line between its many instructions: a whole group's lines at once would hold these up."""
-    if kind == U8:
+def _group_codes(ir, kind, w_g, columns, fetches=False):
+    """The codes of a group for some vectors of columns, four k after four k. fetches: the tile fetches itself, line by
+    line between its instructions: a whole group's lines at once would hold these up."""
+    lines = group_bytes.py_func(kind) // LINE if fetches else 0
+    if kind != U4:
         for k in range(GROUP // 4):
+            _fetch_part(ir, w_g, lines, k, GROUP // 4)
             yield [ir.load(V64I8, w_g, (k * VECTORS + j) * 64) for j in columns]
         return
     for half in range(2):
         steps = [_spread(ir, ir.load(V16I16, w_g, STEPS_AT + (half * VECTORS + j) * 32), 2) for j in columns]
         bases = [_spread(ir, ir.load(V16I8, w_g, BASES_AT + (half * VECTORS + j) * 16), 4) for j in columns]
         for k in range(4 * half, 4 * half + 4):
+            _fetch_part(ir, w_g, lines, k, GROUP // 8)
             raw = [ir.load(V64I8, w_g, (k * VECTORS + j) * 64) for j in columns]
-            for line in range(k * U4_LINES // 8, (k + 1) * U4_LINES // 8 if ahead else 0):
-                ir.prefetch(w_g, AHEAD + line * LINE)
-            if ahead:
-                ir.in_place()
             pairs = [_codes_of_nibbles(ir, *each) for each in zip(raw, steps, bases, strict=True)]
             yield [low for low, _ in pairs]
             yield [high for _, high in pairs]
+
+
+def _fetch_part(ir, w_g, lines, part, parts):
+    """Prefetch one part of the lines that stand AHEAD of a group, here and not earlier."""
+    if lines:
+        ir.in_place()
+    for line in range(part * lines // parts, (part + 1) * lines // parts):
+        ir.prefetch(w_g, AHEAD + line * LINE)
 
 
 def _spread(ir, x, times):
@@ -188,7 +194,8 @@ def gemm_tile(
         add, a, lda, w, sums, lds, c, ldc, groups, near, near_count, far, far_count = args[3:]
         adds = builder.icmp_signed("!=", add, I64(0))
         vectors = ir.together(VECTORS, VECTORS if rows_ == 1 else 1)
-        runs = [(*run, _share(ir, run[1], groups)) for run in ((near, near_count), (far, far_count))]
+        runs = [(near, near_count), (far, far_count)]
+        runs = [(*run, builder.sdiv(builder.add(run[1], builder.sub(groups, I64(1))), groups)) for run in runs]
 
         def group(first, g, acc):
             if first == 0:  # the first pass is the first that waits for memory
@@ -210,12 +217,6 @@ def gemm_tile(
         return context.get_dummy_value()
 
     return types.void(isa, kind, rows, *[types.int64] * 13), codegen
-
-
-def _share(ir, lines, groups):
-    """How many of a run's lines are fetched at once: FETCH_AT_ONCE, or more where there are too few groups for that."""
-    each = ir.b.sdiv(ir.b.add(lines, ir.b.sub(groups, I64(1))), groups)
-    return ir.b.select(ir.b.icmp_signed(">", each, I64(FETCH_AT_ONCE)), each, I64(FETCH_AT_ONCE))
 
 
 def _fetch_share(ir, g, start, lines, each):
@@ -324,11 +325,13 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, 
     source = w = layer[WEIGHTS] + tile * tile_bytes
     calls = (last - first + ROWS - 1) // ROWS
     near, near_count = source + (tile_bytes if calls > 1 else AHEAD), (tile_bytes + calls * LINE - 1) // (calls * LINE)
-    if kind == U4 and calls == 1:
+    if kind <= U8 and calls == 1:
         near_count = 0  # it fetches itself
-    elif kind == U4:
-        kind, w = U8, address(scratch)
-        call(tiles.unpack, 0, source, w, groups)
+    elif kind <= U8:
+        if kind == U4:
+            w = address(scratch)
+            call(tiles.unpack, 0, source, w, groups)
+        kind = NEAR_U8
     lda, ldsums = input_stride(layer), sums.strides[0]
     s = address(sums) + first * ldsums
     count = layer[OUTLIER_COUNT]
@@ -357,8 +360,10 @@ def input_stride(layer):
 @njit(cache=True, nogil=True)
 def group_bytes(kind):
     """Of a tile: 64 inputs, or 32 where a tile is not integers."""
-    if kind <= U8:
-        return U4_BYTES if kind == U4 else U8_BYTES
+    if kind == U4:
+        return U4_BYTES
+    if kind in (U8, NEAR_U8):
+        return U8_BYTES
     return SHORT_SUM * (96 if kind == BF16 else 192)
 
 

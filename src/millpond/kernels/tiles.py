@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from millpond.kernels.attention import GROUP_TOKENS, TILE_ROWS, score, softmax, value
 from millpond.kernels.isa import ISAS
 from millpond.kernels.link import entry_point
-from millpond.kernels.matmul import ROWS, U4, U8, gemm, outliers, unpack
+from millpond.kernels.matmul import NEAR_U8, ROWS, U4, U8, gemm, outliers, unpack
 
 
 class Tiles(NamedTuple):
@@ -42,8 +42,8 @@ def load_tiles(
     """
     level, bf16 = types.literal(ISAS[isa]), types.literal(int(kv_dtype is np.uint16))
     ints = [types.int64] * 13
-    gemms = np.zeros((4, ROWS + 1), np.int64)
-    for kind in {*kinds} | ({U8} if U4 in kinds else set()):  # a 4-bit tile that is unpacked goes on as an 8-bit one
+    gemms = np.zeros((5, ROWS + 1), np.int64)
+    for kind in {*kinds} | ({NEAR_U8} if {U4, U8} & {*kinds} else set()):
         for rows in range(1, ROWS + 1):
             gemms[kind, rows] = link(gemm, level, types.literal(kind), types.literal(rows), *ints)
     scores, values = np.zeros(TILE_ROWS + 1, np.int64), np.zeros((TILE_ROWS + 1, 5), np.int64)
