@@ -6,13 +6,11 @@ for each (row, group); BF16 and F32 are what their names say.
 """
 
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from llvmlite.ir import Constant, Undefined
 from numba import njit, types
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 
 from millpond.kernels.link import call
 from millpond.kernels.simd import F32, I32, I64, V16F32, V16I8, V16I16, V16I32, V32I16, V64I8, Ir, address, vector
@@ -167,56 +165,75 @@ def gemm_tile(
     isa,
     kind,
     rows,
+    blocks,
     add,
     a,
     lda,
     w,
     sums,
     ldsums,
+    outliers,
+    outlier_count,
     c,
     ldc,
     groups,
     near,
     near_count,
-    far,
-    far_count,
+    errand,
+    index,
 ):
-    """C[0:rows, 0:48] = (where add is 1, +=) A @ W for one tile. Addresses, strides in bytes; the first three literal.
+    """C[0:blocks * rows, 0:48] = (where add is 1, +=) A @ W for one tile, `rows` rows after the other. Addresses, strides
+    in bytes; the first three literal.
 
     a: int8, bfloat16 or float32 [rows][K] as the kind wants it. sums: for each row [K/64][float32 scale, int32 -128 *
-    sum of codes]. groups: of 64 inputs, or of 32 for BF16 and F32. While it computes it fetches two runs of cache
-    lines, at `near` and at `far`.
+    sum of codes], then its values of the outlier channels. groups: of 64 inputs, or of 32 for BF16 and F32. With each
+    block of rows it fetches `near_count` cache lines from `near` on, the next ones with the next, and the part of the
+    errand that falls to call `index`, the next with the next.
     """
     isa_, kind_, rows_ = isa.literal_value, kind.literal_value, rows.literal_value
 
     def codegen(context, builder, signature, args):
         ir = Ir(builder, isa_)
-        add, a, lda, w, sums, lds, c, ldc, groups, near, near_count, far, far_count = args[3:]
+        blocks, add, a, lda, w, sums, lds, outliers, outlier_count, c, ldc, groups = args[3:15]
+        near, near_count, errand, index = args[15:]
         adds = builder.icmp_signed("!=", add, I64(0))
         vectors = ir.together(VECTORS, VECTORS if rows_ == 1 else 1)
-        runs = [(near, near_count), (far, far_count)]
-        runs = [(*run, builder.sdiv(builder.add(run[1], builder.sub(groups, I64(1))), groups)) for run in runs]
+        near_each = _ceiling_share(ir, near_count, groups)
 
-        def group(first, g, acc):
+        def group(first, a, sums, near, far, g, acc):
             if first == 0:  # the first pass is the first that waits for memory
-                for start, lines, each in runs:
-                    _fetch_share(ir, g, start, lines, each)
+                start = ir.at(near, ir.times(builder.mul(g, near_each), LINE))
+                ir.loop(near_each, [], lambda i, _: ir.prefetch(ir.at(start, ir.times(i, LINE))) or [])
+                _fetch_share(ir, g, *far)
             if kind_ in (BF16, F32_WEIGHTS):
                 return _float_group(ir, kind_, rows_, vectors, g, acc, a, lda, ir.at(w, first * 64))
             return _integer_group(ir, kind_, rows_, vectors, g, acc, a, lda, w, first, sums, lds)
 
-        for first in range(0, VECTORS, vectors):
-            c_p = ir.at(c, first * 64)
-            acc = ir.loop(groups, [ir.zero()] * (rows_ * vectors), partial(group, first))
-            for r in range(rows_):
-                c_r = ir.at(c_p, builder.mul(ldc, I64(r)))
-                for j in range(vectors):
-                    value = acc[r * vectors + j]
-                    total = builder.fadd(ir.load(V16F32, c_r, 64 * j), value)
-                    ir.store(builder.select(adds, total, value), c_r, 64 * j)
+        def some_rows(block, _):
+            skipped = ir.times(block, rows_)
+            a_b, sums_b, c_b = (ir.at(x, builder.mul(skipped, ld)) for x, ld in ((a, lda), (sums, lds), (c, ldc)))
+            near_b = ir.at(near, ir.times(builder.mul(block, near_count), LINE))
+            start, lines = _part_of(ir, errand, builder.add(index, block))
+            far = start, lines, _ceiling_share(ir, lines, groups)
+            for first in range(0, VECTORS, vectors):
+                acc = ir.loop(groups, [ir.zero()] * (rows_ * vectors), partial(group, first, a_b, sums_b, near_b, far))
+                if kind_ not in (BF16, F32_WEIGHTS):
+                    values = ir.at(sums_b, ir.times(groups, 8))
+                    acc = _add_outliers(ir, acc, vectors, values, lds, ir.at(outliers, first * 64), outlier_count)
+                for x, value in enumerate(acc):
+                    at, offset = ir.at(c_b, builder.mul(ldc, I64(x // vectors))), 64 * (first + x % vectors)
+                    total = builder.fadd(ir.load(V16F32, at, offset), value)
+                    ir.store(builder.select(adds, total, value), at, offset)
+            return []
+
+        ir.loop(blocks, [], some_rows)
         return context.get_dummy_value()
 
-    return types.void(isa, kind, rows, *[types.int64] * 13), codegen
+    return types.void(isa, kind, rows, *[types.int64] * 16), codegen
+
+
+def _ceiling_share(ir, lines, groups):
+    return ir.b.sdiv(ir.b.add(lines, ir.b.sub(groups, I64(1))), groups)
 
 
 def _fetch_share(ir, g, start, lines, each):
@@ -227,35 +244,30 @@ def _fetch_share(ir, g, start, lines, each):
     ir.loop(count, [], lambda i, _: ir.prefetch(ir.at(start, ir.times(b.add(done, i), LINE))) or [])
 
 
-@intrinsic
-def outlier_rows(typingctx, rows, c, ldc, outliers, x, ldx, count):
-    """C[r, 0:48] += sum over o of x[r, o] * outliers[o, 0:48]; float32, addresses, strides in bytes."""
+def _part_of(ir, errand, index):
+    """Address and number of the cache lines that the errand's call `index` fetches."""
+    b = ir.b
+    base, stride, runs, count, parts, lines = (ir.load(I64, errand, 8 * field) for field in range(ERRAND_SIZE))
+    parts = b.select(b.icmp_signed(">", parts, I64(0)), parts, I64(1))
+    run, part = b.udiv(index, parts), b.urem(index, parts)
+    inside = b.icmp_signed("<", run, count)
+    number = ir.load(I64, b.select(inside, ir.at(runs, ir.times(run, 8)), errand))
+    start = ir.at(base, b.mul(number, stride), ir.times(b.mul(part, lines), LINE))
+    return start, b.select(inside, lines, I64(0))
 
-    def codegen(context, builder, signature, args):
-        ir, (rows, c, ldc, outliers, x, ldx, count) = Ir(builder), args
 
-        def some_rows(first, together):
-            at = [builder.add(first, I64(r)) for r in range(together)]
-            c_rows = [ir.at(c, builder.mul(ldc, r)) for r in at]
-            x_rows = [ir.at(x, builder.mul(ldx, r)) for r in at]
+def _add_outliers(ir, acc, vectors, values, ldvalues, weights, count):
+    """acc[r] += sum over the outlier channels o of values[r, o] * weights[o]; float32."""
+    b = ir.b
 
-            def outlier(o, acc):
-                w = [ir.load(V16F32, ir.at(outliers, ir.times(o, COLUMNS * 4)), 64 * j) for j in range(VECTORS)]
-                values = [ir.load_splat(F32, ir.at(x_row, ir.times(o, 4))) for x_row in x_rows]
-                return [ir.fma(values[i // VECTORS], w[i % VECTORS], each) for i, each in enumerate(acc)]
+    def outlier(o, acc):
+        at = ir.at(weights, ir.times(o, COLUMNS * 4))
+        loaded = [ir.load(V16F32, at, 64 * j) for j in range(vectors)]
+        rows = [ir.at(values, b.mul(ldvalues, I64(r)), ir.times(o, 4)) for r in range(len(acc) // vectors)]
+        splats = [ir.load_splat(F32, each) for each in rows]
+        return [ir.fma(splats[x // vectors], loaded[x % vectors], each) for x, each in enumerate(acc)]
 
-            acc = ir.loop(count, [ir.load(V16F32, c_r, 64 * j) for c_r in c_rows for j in range(VECTORS)], outlier)
-            for i, each in enumerate(acc):
-                ir.store(each, c_rows[i // VECTORS], 64 * (i % VECTORS))
-            return []
-
-        whole = builder.sdiv(rows, I64(ROWS))
-        ir.loop(whole, [], lambda i, _: some_rows(ir.times(i, ROWS), ROWS))
-        start = ir.times(whole, ROWS)
-        ir.loop(builder.sub(rows, start), [], lambda i, _: some_rows(builder.add(start, i), 1))
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 7), codegen
+    return ir.loop(count, acc, outlier)
 
 
 @intrinsic
@@ -294,15 +306,15 @@ def unpack_tile(typingctx, isa, source, target, groups):
 
 
 @njit(cache=True, nogil=True)
-def outliers(rows, c, ldc, weights, x, ldx, count):
-    """outlier_rows as a function to be compiled on its own."""
-    outlier_rows(rows, c, ldc, weights, x, ldx, count)
-
-
-@njit(cache=True, nogil=True)
-def gemm(isa, kind, rows, add, a, lda, w, sums, ldsums, c, ldc, groups, near, near_count, far, far_count):
+def gemm(
+    isa, kind, rows, blocks, add, a, lda, w, sums, ldsums, outliers, outlier_count, c, ldc, groups,
+    near, near_count, errand, index,
+):  # fmt: skip
     """gemm_tile as a function to be compiled on its own, once for each (isa, kind, rows)."""
-    gemm_tile(isa, kind, rows, add, a, lda, w, sums, ldsums, c, ldc, groups, near, near_count, far, far_count)
+    gemm_tile(
+        isa, kind, rows, blocks, add, a, lda, w, sums, ldsums, outliers, outlier_count, c, ldc, groups,
+        near, near_count, errand, index,
+    )  # fmt: skip
 
 
 @njit(cache=True, nogil=True)
@@ -332,22 +344,24 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, 
             w = address(scratch)
             call(tiles.unpack, 0, source, w, groups)
         kind = NEAR_U8
-    lda, ldsums = input_stride(layer), sums.strides[0]
-    s = address(sums) + first * ldsums
     count = layer[OUTLIER_COUNT]
-    outlier_weights = layer[OUTLIER_WEIGHTS] + tile * MOST_OUTLIERS * COLUMNS * 4
-    fetch(outlier_weights, count * VECTORS)
-    for row in range(0, last - first, ROWS):
-        rows = min(ROWS, last - first - row)
-        a = address(inputs) + (first + row) * lda
-        call(
-            tiles.gemm[kind, rows], 0, kind, rows, layer[ADDS], a, lda, w, s + row * ldsums, ldsums,
-            c + row * ldc, ldc, groups, near, near_count, *part_of(errand, index),
-        )  # fmt: skip
-        near, index = near + near_count * LINE, index + 1
-    if count:
-        call(tiles.outliers, last - first, c, ldc, outlier_weights, s + groups * 8, ldsums, count)
-    return index
+    outliers = layer[OUTLIER_WEIGHTS] + tile * MOST_OUTLIERS * COLUMNS * 4
+    fetch(outliers, count * VECTORS)
+    lda, ldsums = input_stride(layer), sums.strides[0]
+    a, s = address(inputs) + first * lda, address(sums) + first * ldsums
+    rows, blocks = ROWS, (last - first) // ROWS
+    while True:
+        if blocks:
+            call(
+                tiles.gemm[kind, rows], 0, kind, rows, blocks, layer[ADDS], a, lda, w, s, ldsums, outliers, count,
+                c, ldc, groups, near, near_count, address(errand), index,
+            )  # fmt: skip
+        done = blocks * rows
+        first, a, s, c = first + done, a + done * lda, s + done * ldsums, c + done * ldc
+        near, index = near + blocks * near_count * LINE, index + blocks
+        if first == last:
+            return index
+        rows, blocks = last - first, 1
 
 
 @njit(cache=True, nogil=True)
@@ -367,34 +381,18 @@ def group_bytes(kind):
     return SHORT_SUM * (96 if kind == BF16 else 192)
 
 
-class Errand(NamedTuple):
-    """Memory that a thread fetches behind the arithmetic of a few linear layers, because it will read it next.
-
-    runs: int64, the numbers of runs `stride` bytes apart from `base`, each fetched by `parts` calls of a tile, `lines`
-    cache lines a call.
-    """
-
-    base: int
-    stride: int
-    runs: NDArray[np.int64]
-    parts: int
-    lines: int
+# An errand, int64: memory that a thread fetches behind the arithmetic of a few linear layers, because it will read it
+# next. Runs `stride` bytes apart from `base`: the address of their numbers (int64), and how many; each is fetched by
+# so many calls of a tile, so many cache lines a call.
+ERRAND_SIZE = 6
 
 
 @njit(cache=True, nogil=True)
-def new_errand(base, stride, runs, calls):
+def set_errand(errand, base, stride, runs, count, calls):
     """An errand to be done in about `calls` calls of a tile."""
-    lines, parts = stride // LINE, max(1, calls // max(1, runs.size))
-    return Errand(base, stride, runs, parts, (lines + parts - 1) // parts)
-
-
-@njit(cache=True, nogil=True)
-def part_of(errand, index):
-    """Address and number of the cache lines that the errand's call `index` fetches."""
-    run = index // errand.parts
-    if run >= errand.runs.size:
-        return 0, 0
-    return errand.base + errand.runs[run] * errand.stride + index % errand.parts * errand.lines * LINE, errand.lines
+    lines, parts = stride // LINE, max(1, calls // max(1, count))
+    errand[0], errand[1], errand[2], errand[3] = base, stride, runs, count
+    errand[4], errand[5] = parts, (lines + parts - 1) // parts
 
 
 @njit(cache=True, nogil=True)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from millpond.kernels.attention import GROUP_TOKENS, TILE_ROWS, score, softmax, value
 from millpond.kernels.isa import ISAS
 from millpond.kernels.link import entry_point
-from millpond.kernels.matmul import NEAR_U8, ROWS, U4, U8, gemm, outliers, unpack
+from millpond.kernels.matmul import NEAR_U8, ROWS, U4, U8, gemm, unpack
 
 
 class Tiles(NamedTuple):
@@ -20,7 +20,6 @@ class Tiles(NamedTuple):
     threads: int
     gemm: NDArray[np.int64]
     unpack: int
-    outliers: int
     score: NDArray[np.int64]
     softmax: int
     value: NDArray[np.int64]
@@ -41,7 +40,7 @@ def load_tiles(
     link is called with each function and the types of its arguments, and returns its address.
     """
     level, bf16 = types.literal(ISAS[isa]), types.literal(int(kv_dtype is np.uint16))
-    ints = [types.int64] * 13
+    ints = [types.int64] * 16
     gemms = np.zeros((5, ROWS + 1), np.int64)
     for kind in {*kinds} | ({NEAR_U8} if {U4, U8} & {*kinds} else set()):
         for rows in range(1, ROWS + 1):
@@ -56,7 +55,6 @@ def load_tiles(
         threads=threads,
         gemm=gemms,
         unpack=link(unpack, level, *ints[:3]),
-        outliers=link(outliers, *ints[:7]),
         score=scores,
         softmax=link(softmax, bf16, *ints[:4]),
         value=values,

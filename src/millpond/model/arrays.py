@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels.attention import BLOCK, GROUP_TOKENS
-from millpond.kernels.matmul import ADDS, DESCRIPTOR_SIZE, GROUP, MOST_OUTLIERS, ROW_BLOCK, U8_BYTES, UNIT
+from millpond.kernels.matmul import ADDS, DESCRIPTOR_SIZE, ERRAND_SIZE, GROUP, MOST_OUTLIERS, ROW_BLOCK, U8_BYTES, UNIT
 from millpond.kernels.pack import padded
 from millpond.kernels.threads import new_sync
 from millpond.model.config import ModelConfig
@@ -82,6 +82,7 @@ class Scratch(NamedTuple):
     row: NDArray[np.float32]
     scores: NDArray[np.float32]
     factors: NDArray[np.float32]
+    errands: NDArray[np.int64]
     sync: NDArray[np.int64]
 
 
@@ -150,6 +151,7 @@ def new_scratch(
         row=np.zeros((threads, narrow), np.float32),
         scores=np.zeros((threads, group_rows, blocks * BLOCK), np.float32),
         factors=np.zeros((threads, group_rows), np.float32),
+        errands=np.zeros((threads + 1, ERRAND_SIZE), np.int64),  # the last is never set
         sync=new_sync(threads),
     )
 

@@ -19,8 +19,8 @@ from millpond.kernels.matmul import (
     input_stride,
     linear,
     linear_tile,
-    new_errand,
     rows_at_once,
+    set_errand,
 )
 from millpond.kernels.pointwise import (
     copy_row,
@@ -70,9 +70,9 @@ def walk(thread, tiles, weights, cache, batch, scratch):
     sync, rows, hidden, unpacked = scratch.sync, batch.tokens.size, scratch.hidden, scratch.unpacked[thread]
     inputs, sums, layers = scratch.inputs, scratch.sums, weights.layers
     zero = np.int64(0)  # a literal has a type of its own, and all that it goes into would be compiled once more for it
-    idle = new_errand(zero, zero, batch.blocks[:0], zero)
+    errand, idle, at = scratch.errands[thread], scratch.errands[-1], zero
     embed_rows(thread, weights, batch, scratch)
-    errand, at = fetch_cache(thread, cache.keys[0], layers[0], batch, sync), zero
+    fetch_cache(thread, cache.keys[0], layers[0], batch, sync, errand)
     for i in range(len(layers)):
         layer, keys, values = layers[i], cache.keys[i], cache.values[i]
         is_last = i + 1 == len(layers)
@@ -86,7 +86,7 @@ def walk(thread, tiles, weights, cache, batch, scratch):
         linear(tiles, sync, thread, layer[OUT], rows, inputs, sums, hidden, unpacked, idle, zero)
         norm_rows(thread, weights.norms[2 * i + 1], weights.epsilon, layer[GATE_UP], rows, hidden, scratch)
         following = min(i + 1, len(layers) - 1)
-        errand = fetch_cache(thread, cache.keys[following], layers[following], batch, sync)
+        fetch_cache(thread, cache.keys[following], layers[following], batch, sync, errand)
         at = gate_up_units(tiles, thread, weights.ffn_size, layer, rows, scratch, errand)
         at = linear(
             tiles, sync, thread, layer[DOWN], rows, scratch.ffn_inputs, scratch.ffn_sums, hidden, unpacked, errand, at
@@ -96,7 +96,7 @@ def walk(thread, tiles, weights, cache, batch, scratch):
 
 
 @inner
-def fetch_cache(thread, keys, layer, batch, sync):
+def fetch_cache(thread, keys, layer, batch, sync, errand):
     """The errand of fetching what this thread will attend to in a layer, during the three linear layers before."""
     rows, groups = batch.tokens.size, batch.groups
     calls = calls_of(layer[GATE_UP], rows) + calls_of(layer[DOWN], rows) + calls_of(layer[QKV], rows)
@@ -104,7 +104,8 @@ def fetch_cache(thread, keys, layer, batch, sync):
     start = stop = 0
     if count:
         start, stop = batch.starts[groups[first, 2]], batch.starts[groups[first + count - 1, 2] + 1]
-    return new_errand(address(keys), keys.strides[0], batch.blocks[start:stop], calls // (len(sync) // 2))
+    runs = address(batch.blocks) + 8 * start
+    set_errand(errand, address(keys), keys.strides[0], runs, stop - start, calls // (len(sync) // 2))
 
 
 @inner
