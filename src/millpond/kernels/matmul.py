@@ -215,15 +215,22 @@ def gemm_tile(
             near_b = ir.at(near, ir.times(builder.mul(block, near_count), LINE))
             start, lines = _part_of(ir, errand, builder.add(index, block))
             far = start, lines, _ceiling_share(ir, lines, groups)
+            for r in range(rows_):
+                for j in range(VECTORS):
+                    ir.prefetch(ir.at(c_b, builder.mul(ldc, I64(r))), 64 * j)
             for first in range(0, VECTORS, vectors):
                 acc = ir.loop(groups, [ir.zero()] * (rows_ * vectors), partial(group, first, a_b, sums_b, near_b, far))
                 if kind_ not in (BF16, F32_WEIGHTS):
                     values = ir.at(sums_b, ir.times(groups, 8))
                     acc = _add_outliers(ir, acc, vectors, values, lds, ir.at(outliers, first * 64), outlier_count)
-                for x, value in enumerate(acc):
-                    at, offset = ir.at(c_b, builder.mul(ldc, I64(x // vectors))), 64 * (first + x % vectors)
-                    total = builder.fadd(ir.load(V16F32, at, offset), value)
-                    ir.store(builder.select(adds, total, value), at, offset)
+                places = [(ir.at(c_b, builder.mul(ldc, I64(r))), 64 * (first + j)) for r in range(rows_) for j in range(vectors)]
+                with builder.if_else(adds) as (then, otherwise):
+                    with then:
+                        for (at, offset), value in zip(places, acc, strict=True):
+                            ir.store(builder.fadd(ir.load(V16F32, at, offset), value), at, offset)
+                    with otherwise:  # without a load, which would wait for memory that is written only
+                        for (at, offset), value in zip(places, acc, strict=True):
+                            ir.store(value, at, offset)
             return []
 
         ir.loop(blocks, [], some_rows)
