@@ -73,6 +73,8 @@ class Packed:
     def copy_from(self, other: "Packed") -> None:
         """Take over the weights of another layer of the same form."""
         self.weights[...] = other.weights
+        if self.outliers is not None:
+            self.outliers[...] = other.outliers
 
     def put_outliers(self, weights: NDArray[np.float32]) -> None:
         """Keep the exact weights of the outlier channels, float32 [columns, channels]."""
@@ -145,7 +147,9 @@ def _pack_codes(codes: NDArray[np.uint8], scale: NDArray[np.float32], offset: ND
     return tiles
 
 
-def _pack_nibbles(codes: NDArray[np.uint8], scale: NDArray[np.float32], offset: NDArray[np.float32]) -> NDArray[np.void]:
+def _pack_nibbles(
+    codes: NDArray[np.uint8], scale: NDArray[np.float32], offset: NDArray[np.float32]
+) -> NDArray[np.void]:
     """4-bit weights of whole tiles: [tiles, groups] of U4_GROUP."""
     columns, depth = codes.shape
     falls = scale < 0  # turned round, so that steps are not negative
@@ -159,7 +163,9 @@ def _pack_nibbles(codes: NDArray[np.uint8], scale: NDArray[np.float32], offset: 
     step = step + STEP_SHARE * (start + np.float32(0.5) - base)
     tiles = np.zeros((columns // COLUMNS, depth // GROUP), U4_GROUP)
     pairs = codes.reshape(columns, -1, 4, 2)[..., ::-1].reshape(columns, depth // 8, 8)  # even and odd k change places
-    tiles["nibbles"] = _by_group((pairs[..., :4] | pairs[..., 4:] << 4).view(np.uint32).reshape(columns, -1, GROUP // 8))
+    tiles["nibbles"] = _by_group(
+        (pairs[..., :4] | pairs[..., 4:] << 4).view(np.uint32).reshape(columns, -1, GROUP // 8)
+    )
     tiles["steps"] = _by_group(np.maximum(np.rint(step * (1 << STEP_BITS)), 0))
     tiles["bases"] = _by_group(base + ZERO_CODE)
     tiles["scales"] = _by_group(unit[..., None])[:, :, 0]
