@@ -177,9 +177,9 @@ def _units(largest: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[n
     exact = largest / np.float32(LARGEST_CODE)
     with np.errstate(over="ignore"):
         unit = exact.astype(np.float16)
-    unit = np.where(unit.astype(np.float32) < exact, np.nextafter(unit, np.float16(np.inf)), unit)
+        unit = np.where(unit.astype(np.float32) < exact, np.nextafter(unit, np.float16(np.inf)), unit)
     if not np.isfinite(unit).all():
-        limit = LARGEST_CODE * np.finfo(np.float16).max
+        limit = LARGEST_CODE * float(np.finfo(np.float16).max)
         raise ValueError(f"a weight of {largest.max():g} is beyond what 8 bits and a float16 scale can hold, {limit:g}")
     wide = unit.astype(np.float32)
     return unit, np.divide(1, wide, out=np.zeros_like(wide), where=wide > 0)
