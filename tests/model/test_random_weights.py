@@ -21,7 +21,7 @@ from tiny_runner import random_tokens
 SMALL = replace(
     SHAPES["llama-1b"], num_layers=2, hidden_size=256, num_heads=4, num_kv_heads=1, ffn_size=1024, vocab_size=320
 )
-# Every layer's input is rounded to 8 bits and K/V to bfloat16; measured 0.0194. Two outputs swapped make it 0.1.
+# Every layer's input is rounded to 8 bits and K/V to bfloat16; measured 0.0211. Two outputs swapped make it 0.1.
 MAX_FAST_ERROR = 0.025
 SIZES = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 96, "num_blocks": 24, "threads": 1}
 
