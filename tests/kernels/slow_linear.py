@@ -57,11 +57,9 @@ def linear(
         group = slice(64 * g, 64 * g + 64)
         dots = a[:, group] @ (codes[:, group] - 128).T
         total = fma(dots.astype(np.float32) * s[:, g, None], scales[None, :, g], total)
-    if start is not None:
-        total = np.float32(start) + total
     for o, channel in enumerate(channels):
         total = fma(x[:, channel, None], exact[None, :, o], total)
-    return total
+    return total if start is None else np.float32(start) + total
 
 
 def fma(x: NDArray[np.float32], y: NDArray[np.float32], z: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -225,7 +225,7 @@ def gemm_tile(
             skipped = ir.times(block, rows_)
             a_b, sums_b, c_b = (ir.at(x, builder.mul(skipped, ld)) for x, ld in ((a, lda), (sums, lds), (c, ldc)))
             near_b = ir.at(near, ir.times(builder.mul(block, near_count), LINE))
-            start, lines = _part_of(ir, errand, builder.add(index, block))
+            start, lines = part_of(ir, errand, builder.add(index, block))
             far = start, lines, _ceiling_share(ir, lines, groups)
             for r in range(rows_):
                 for j in range(VECTORS):
@@ -263,7 +263,7 @@ def _fetch_share(ir, g, start, lines, each):
     ir.loop(count, [], lambda i, _: ir.prefetch(ir.at(start, ir.times(b.add(done, i), LINE))) or [])
 
 
-def _part_of(ir, errand, index):
+def part_of(ir, errand, index):
     """Address and number of the cache lines that the errand's call `index` fetches."""
     b = ir.b
     base, stride, runs, count, parts, lines = (ir.load(I64, errand, 8 * field) for field in range(ERRAND_SIZE))
