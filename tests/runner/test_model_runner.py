@@ -288,6 +288,31 @@ def test_no_step_compiles_anything_once_the_runner_is_warm(mixed):
     assert compiled == []
 
 
+@pytest.mark.parametrize("threads", [1, min(2, numba.config.NUMBA_NUM_THREADS)])
+@every_dtype
+def test_a_step_notes_the_largest_logit_of_every_tile_of_its_rows_and_of_no_other(mixed, dtype, threads):
+    runner = tiny_runner(mixed, dtype=dtype, threads=threads)
+    scratch = runner._scratch
+    for count in (1, 5, 8):
+        scratch.tops[:] = 7
+        step = [ScheduledRequest(f"{i}", i, 0, (i + 1, 9), (i,), True, 0) for i in range(count)]
+        runner._forward(runner._batch(step), scratch)
+        rows = scratch.logits[:count].reshape(count, -1, 48)
+        np.testing.assert_array_equal(scratch.tops[:count], rows.max(axis=2))
+        np.testing.assert_array_equal(scratch.tops[count:], 7)
+
+
+def test_the_sampler_is_given_what_the_step_noted(mixed):
+    runner, given = tiny_runner(mixed), []
+    sample = runner.sampler.sample
+    runner.sampler.sample = lambda *arguments: given.append(arguments) or sample(*arguments)
+    step = [ScheduledRequest(f"{i}", i, 0, (i + 1, 9), (i,), True, 0) for i in range(3)]
+    runner.execute(SchedulerOutput(0, tuple(step)))
+    ((logits, *_, tops),) = given
+    assert np.shares_memory(tops, runner._scratch.tops)
+    assert len(tops) == len(logits) == 3
+
+
 def test_a_step_without_a_sample_gives_no_token(mixed):
     part = ScheduledRequest("a", 0, 0, (1, 2, 3), (4,), False, 0)
     assert tiny_runner(mixed).execute(SchedulerOutput(0, (part,))) == StepResult(())

@@ -6,7 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels.attention import BLOCK, GROUP_TOKENS
-from millpond.kernels.matmul import ADDS, DESCRIPTOR_SIZE, ERRAND_SIZE, GROUP, MOST_OUTLIERS, ROW_BLOCK, U8_BYTES, UNIT
+from millpond.kernels.matmul import (
+    ADDS,
+    COLUMNS,
+    DESCRIPTOR_SIZE,
+    ERRAND_SIZE,
+    GROUP,
+    MOST_OUTLIERS,
+    ROW_BLOCK,
+    U8_BYTES,
+    UNIT,
+)
 from millpond.kernels.pack import padded
 from millpond.kernels.threads import new_sync
 from millpond.model.config import ModelConfig
@@ -78,6 +88,7 @@ class Scratch(NamedTuple):
     ffn_inputs: NDArray[np.uint8]
     ffn_sums: NDArray[np.float32]
     logits: NDArray[np.float32]
+    tops: NDArray[np.float32]
     unpacked: NDArray[np.uint8]
     row: NDArray[np.float32]
     scores: NDArray[np.float32]
@@ -147,6 +158,7 @@ def new_scratch(
         ffn_inputs=np.zeros(rows * (config.ffn_size * 4 + 64), np.uint8),
         ffn_sums=np.zeros((rows, config.ffn_size // GROUP * 2 + MOST_OUTLIERS), np.float32),
         logits=np.zeros((sampled, padded(config.vocab_size)), np.float32),
+        tops=np.zeros((sampled, padded(config.vocab_size) // COLUMNS), np.float32),
         unpacked=np.zeros((threads, depth // GROUP * U8_BYTES), np.uint8),
         row=np.zeros((threads, narrow), np.float32),
         scores=np.zeros((threads, group_rows, blocks * BLOCK), np.float32),

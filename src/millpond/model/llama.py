@@ -34,6 +34,7 @@ from millpond.kernels.pointwise import (
 )
 from millpond.kernels.simd import address
 from millpond.kernels.threads import share_of, shared_items, start_phases
+from millpond.kernels.tops import note_tops
 
 QKV, OUT, GATE_UP, DOWN = range(4)
 
@@ -47,7 +48,8 @@ rms_norm, rotate, write_key, write_value = (inner_copy(each) for each in (rms_no
 
 @njit(cache=True, nogil=True, parallel=True)
 def forward(entry, tiles, weights, cache, batch, scratch):
-    """Run one step: writes the rows' K/V into the cache and the sampled rows' logits into scratch.logits.
+    """Run one step: writes the rows' K/V into the cache and the sampled rows' logits into scratch.logits, the largest
+    of each of the head's tiles into scratch.tops.
 
     entry: the address of `walk`, from `link_forward`.
     """
@@ -92,7 +94,7 @@ def walk(thread, tiles, weights, cache, batch, scratch):
             tiles, sync, thread, layer[DOWN], rows, scratch.ffn_inputs, scratch.ffn_sums, hidden, unpacked, errand, at
         )
     norm_rows(thread, weights.norms[-1], weights.epsilon, weights.head, rows, hidden, scratch)
-    linear(tiles, sync, thread, weights.head, rows, inputs, sums, scratch.logits, unpacked, idle, zero)
+    head_tiles(tiles, thread, weights.head, rows, scratch, idle)
 
 
 @inner
@@ -195,3 +197,16 @@ def gate_up_units(tiles, thread, ffn_size, layer, rows, scratch, errand):
             place = address(scratch.ffn_inputs) + m * input_stride(down)
             prepare(down, row[:channels], unit * UNIT, place, address(scratch.ffn_sums[m]))
     return index
+
+
+@inner
+def head_tiles(tiles, thread, layer, rows, scratch, idle):
+    """The logits, and each row's largest of every tile while these are still in this core's caches."""
+    across, block = layer[COLUMN_COUNT] // COLUMNS, rows_at_once(rows, len(scratch.sync) // 2)
+    ldc, ldtops = scratch.logits.strides[0], scratch.tops.strides[0]
+    unpacked, zero = scratch.unpacked[thread], np.int64(0)
+    for item in shared_items(scratch.sync, thread, across * ((rows + block - 1) // block)):
+        tile, first = item % across, item // across * block
+        last, c = min(first + block, rows), address(scratch.logits) + first * ldc + tile * COLUMNS * 4
+        linear_tile(tiles, layer, tile, first, last, scratch.inputs, scratch.sums, c, ldc, unpacked, idle, zero)
+        note_tops(last - first, c, ldc, address(scratch.tops) + first * ldtops + tile * 4, ldtops)
