@@ -133,7 +133,8 @@ def test_a_request_whose_logits_are_not_finite_behind_a_right_guess_fails_where_
 
     def with_sick_rows(batch, scratch, *rest):
         forward(batch, scratch, *rest)
-        scratch.logits[: len(batch.sampled)][batch.tokens[batch.sampled] == sick] = np.nan
+        for each in (scratch.logits, scratch.tops):
+            each[: len(batch.sampled)][batch.tokens[batch.sampled] == sick] = np.nan
 
     monkeypatch.setattr(runner, "_forward", with_sick_rows)
     expected, _ = drive(runner, prompts, sampling=sampling)

@@ -361,6 +361,56 @@ def test_an_extreme_penalty_is_not_taken_for_a_fault():
     assert one([0.5, 1.5, -np.inf], sampling, prompt=(1, 2)) == 1
 
 
+# The largest logits of each tile, as the head notes them
+
+
+def noted(logits):
+    """The largest of each 48 columns of rows, and not a number where one of these is not; filled up with 1e9."""
+    padding = np.full((len(logits), -logits.shape[1] % 48), 1e9, np.float32)
+    return np.concatenate([logits, padding], axis=1).reshape(len(logits), -1, 48).max(axis=2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_with_the_largest_logits_noted_the_tokens_are_the_same(seed):
+    requests, logits = random_batch(seed, 64)
+    batch, output_positions = Sampler(64, VOCAB, WIDTH), [len(each.output_token_ids) for each in requests]
+    for slot, request in enumerate(requests):
+        batch.admit(slot, request)
+    tokens, flags = batch.sample(logits, range(64), output_positions, None, noted(logits))
+    assert tokens == sample_batch(requests, logits, range(64), 64)
+    assert not any(flags)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(), SamplingParams(repetition_penalty=1.5, top_k=5)])
+@pytest.mark.parametrize("fault", [np.nan, np.inf, "nothing"])
+def test_a_fault_in_what_was_noted_is_one_of_its_row(sampling, fault):
+    logits = np.random.default_rng(9).standard_normal((3, VOCAB)).astype(np.float32)
+    if fault == "nothing":
+        logits[1] = -np.inf
+    else:
+        logits[1, 700] = fault
+    batch = sampler(3)
+    for slot in range(3):
+        batch.admit(slot, Admission((5,), (), sampling, slot))
+    assert batch.sample(logits, range(3), [0, 0, 0], None, noted(logits))[1] == [False, True, False]
+
+
+def test_a_row_without_penalties_is_looked_at_only_where_its_largest_logit_was_noted():
+    logits, batch = rows_of(np.zeros(96)), sampler(1, 96)
+    logits[0, [40, 50]] = 7, 3
+    batch.admit(0, Admission((5,), (), GREEDY, 0))
+    assert batch.sample(logits, [0], [0], None, rows_of([2, 3]))[0] == [50]
+
+
+def test_tops_that_do_not_fit_are_refused():
+    batch, logits = sampler(2, 100), np.zeros((2, 100), np.float32)
+    for tops in (np.zeros((1, 3), np.float32), np.zeros((2, 2), np.float32), np.zeros((2, 6), np.float32)[:, ::2]):
+        with pytest.raises(ValueError, match="2 rows and at least 3 tiles, got float32"):
+            batch.sample(logits, [0, 1], [0, 0], None, tops)
+    with pytest.raises(ValueError, match="got float64"):
+        batch.sample(logits, [0, 1], [0, 0], None, np.zeros((2, 3)))
+
+
 # Padding and faults
 
 

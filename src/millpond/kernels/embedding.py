@@ -3,7 +3,24 @@
 import numpy as np
 from numba import njit
 
-from millpond.kernels.matmul import BF16, COLUMNS, DEPTH, GROUP, KIND, SCALE_BYTES, SCALES, U4, U8, WEIGHTS
+from millpond.kernels.matmul import (
+    BASES_AT,
+    BF16,
+    COLUMNS,
+    DEPTH,
+    GROUP,
+    HALF,
+    KIND,
+    STEP_BITS,
+    STEPS_AT,
+    U4,
+    U4_SCALES_AT,
+    U8,
+    U8_SCALES_AT,
+    WEIGHTS,
+    ZERO_CODE,
+    group_bytes,
+)
 from millpond.kernels.simd import byte_at, float_at, float_from_bits, short_at
 
 
@@ -20,7 +37,7 @@ def embed(layer, token, target):
     kind, depth = layer[KIND], layer[DEPTH]
     tile, column = token // COLUMNS, token % COLUMNS
     if kind <= U8:
-        _embed_affine(kind, depth, tile, column, layer[WEIGHTS], layer[SCALES], target)
+        _embed_integers(kind, depth, tile, column, layer[WEIGHTS], target)
     elif kind == BF16:
         w = layer[WEIGHTS] + tile * depth * 96 + column * 4
         for k in range(depth):
@@ -32,15 +49,18 @@ def embed(layer, token, target):
 
 
 @njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def _embed_affine(kind, depth, tile, column, weights, scales, target):
-    s = scales + tile * (depth // GROUP) * SCALE_BYTES + column * 2
-    w = weights + tile * depth * (24 if kind == U4 else 48) + column * 4
+def _embed_integers(kind, depth, tile, column, weights, target):
     for g in range(depth // GROUP):
-        scale = half(short_at(s + g * SCALE_BYTES))
-        offset = half(short_at(s + g * SCALE_BYTES + 2 * COLUMNS))
-        for k in range(g * GROUP, (g + 1) * GROUP):
-            if kind == U4:
-                code = (byte_at(w + (k // 8) * 192 + k % 4) >> (k // 4 % 2 * 4)) & 15
-            else:
-                code = byte_at(w + (k // 4) * 192 + k % 4)
-            target[k] = scale * np.float32(code) + offset
+        w = weights + (tile * (depth // GROUP) + g) * group_bytes(kind)
+        scale = half(short_at(w + (U4_SCALES_AT if kind == U4 else U8_SCALES_AT) + column * 2))
+        for k in range(GROUP):
+            code = _code_of_nibble(w, column, k) if kind == U4 else byte_at(w + (k // 4 * COLUMNS + column) * 4 + k % 4)
+            target[g * GROUP + k] = scale * np.float32(code - ZERO_CODE)
+
+
+@njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def _code_of_nibble(w, column, k):
+    """The code of input k of a group of a U4 tile at address w."""
+    nibble = byte_at(w + (k // 8 * COLUMNS + column) * 4 + (k % 4 ^ 1)) >> (k // 4 % 2 * 4) & 15
+    place = k // HALF * COLUMNS + column
+    return byte_at(w + BASES_AT + place) + (short_at(w + STEPS_AT + place * 2) * nibble >> STEP_BITS)

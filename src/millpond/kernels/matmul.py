@@ -1,124 +1,174 @@
 """Linear layers: C[r, n] = sum over k of A[r, k] * W[n, k], in tiles of 4 rows by 48 columns.
 
-A weight matrix is cut along N into tiles of 48 columns and along K into groups of 32. U4 and U8 are affine,
-w = scale * code + offset with a float16 scale and offset for each (column, group), and meet signed 8-bit activations
-with a float32 scale for each (row, group); BF16 and F32 are what their names say.
+A weight matrix is cut along N into tiles of 48 columns and along K into groups of 64. U4 and U8 stand for integers
+from -127 to 127 times a float16 scale for each (column, group), and meet signed 8-bit activations with a float32 scale
+for each (row, group); BF16 and F32 are what their names say.
 """
 
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
+from llvmlite.ir import Constant, Undefined
 from numba import njit, types
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 
-from millpond.kernels.isa import AVX2
 from millpond.kernels.link import call
-from millpond.kernels.simd import F32, I32, I64, V16F32, V16I16, V16I32, V32I16, V64I8, Ir, address
+from millpond.kernels.simd import F32, I32, I64, V16F32, V16I8, V16I16, V16I32, V32I16, V64I8, Ir, address, vector
 from millpond.kernels.threads import shared_items
 
 # In a tile, all bytes for a few k stand side by side for the 48 columns, so that one load feeds 16 lanes:
 #
-#     U4    [K/8][48][4] bytes: low nibbles are k..k+3, high nibbles k+4..k+7
-#     U8    [K/4][48][4] bytes: k..k+3
+#     U4    [K/64] of U4_GROUP: in four bytes, 8 k of a column
+#     U8    [K/64] of U8_GROUP: in four bytes, 4 k of a column
 #     BF16  [K/2][48][2] bfloat16: k, k+1
 #     F32   [K][48] float32
 #
-# The scales of U4 and U8 are [K/32][scale: 48, offset: 48] float16, and
+# A weight is scale * (code - 128). A U4 nibble becomes a code by the step and the base of its half of the group, which
+# are those of a file's group of 32 in units of the scale:
 #
-#     C[r, n] = sum over groups g of  s[r,g] * (scale[n,g] * dot(code, a) + offset[n,g] * sum(a))
+#     code = base + (step * nibble >> 8)
+#
+# so that a whole group is one integer sum. Four bytes of nibbles hold k, ..., k+3 in their low halves and k+4, ..., k+7
+# in their high ones, each pair swapped: that is where 16-bit products put the codes of even and odd k.
+#
+#     C[r, n] = sum over groups g of  s[r,g] * scale[n,g] * (dot(code, a) - 128 * sum(a))
 #
 # A few input channels are so large that they would coarsen their whole group. They are a property of the model; a row's
-# values there are kept in float32, count as 0 in their group, and are multiplied on their own at the end.
+# values there are kept in float32, count as 0 in their group, and are multiplied on their own at the end, by weights
+# that stand beside the tiles.
 U4, U8, BF16, F32_WEIGHTS = 0, 1, 2, 3
+# Two more kinds of tile, but of no layer: a U4 tile that many rows go through is unpacked by the first 4 of them, and
+# an U8 tile that has been read before, or was unpacked, is near and need not be fetched.
+NEAR_U8, FIRST_U4 = 4, 5
+KINDS = 6
 COLUMNS = 48
 VECTORS = COLUMNS // 16
-UNIT = 2 * COLUMNS  # the fewest columns that are whole tiles and whole groups
-GROUP = 32
+GROUP = 64
+HALF = GROUP // 2
+UNIT = 4 * COLUMNS  # the fewest columns that are whole tiles and whole groups
+SHORT_SUM = 32  # along K, of BF16 and F32
+ZERO_CODE = 128
+STEP_BITS = 8  # of a step's fraction
+U4_GROUP = np.dtype(
+    [
+        ("nibbles", "<u4", (GROUP // 8, COLUMNS)),
+        ("steps", "<u2", (2, COLUMNS)),
+        ("bases", "u1", (2, COLUMNS)),
+        ("scales", "<f2", COLUMNS),
+    ]
+)
+U8_GROUP = np.dtype([("codes", "<u4", (GROUP // 4, COLUMNS)), ("scales", "<f2", COLUMNS), ("unused", "u1", 32)])
+STEPS_AT, BASES_AT, U4_SCALES_AT = (int(U4_GROUP.fields[name][1]) for name in ("steps", "bases", "scales"))
+U8_SCALES_AT = int(U8_GROUP.fields["scales"][1])
+U4_BYTES, U8_BYTES = U4_GROUP.itemsize, U8_GROUP.itemsize
 ROWS = 4
 ROW_BLOCK = 128  # the most rows that go through one unpacked tile
 OWN_ROWS = 64  # from so many rows a thread on, a thread takes rows and all tiles; else tiles and all rows
-UNPACK_ROWS = 20  # from so many rows on, a 4-bit tile is unpacked once instead of for every 4 rows
-SCALE_BYTES = 2 * COLUMNS * 2  # one group of one tile
 LINE = 64
 AHEAD = 4096  # bytes by which weights are fetched ahead of their use where a tile is used only once
-SCALES_AHEAD = 4 * SCALE_BYTES  # the same for scales, always: those of a whole long tile would not stay in the cache
+MOST_OUTLIERS = 8
+# A linear layer's descriptor, int64: kind, columns, K, address of the weights; how many outlier channels, address of
+# their numbers (int64) and of their weights (float32 [tiles][MOST_OUTLIERS][48]); address where the inputs' magnitudes
+# are summed up (float32 [K]), or 0; 1 where the result is added to what is there.
+KIND, COLUMN_COUNT, DEPTH, WEIGHTS, OUTLIER_COUNT, OUTLIERS, OUTLIER_WEIGHTS, MAGNITUDES, ADDS = range(9)
+DESCRIPTOR_SIZE = 9
 
-# A linear layer's descriptor, int64: kind, columns, K, address of the weights, of the scales; how many outlier
-# channels, address of their numbers (int64) and of their weights (float32 [tiles][channels][48]); address where the
-# inputs' magnitudes are summed up (float32 [K]), or 0; 1 where the result is added to what is there.
-KIND, COLUMN_COUNT, DEPTH, WEIGHTS, SCALES, OUTLIER_COUNT, OUTLIERS, OUTLIER_WEIGHTS, MAGNITUDES, ADDS = range(10)
-DESCRIPTOR_SIZE = 10
 
+def _integer_group(ir, kind, rows, vectors, g, acc, a, lda, w, first, sums, ldsums, unpacked):
+    """One group along K for some vectors of a tile, from `first` on: integer dots, then the scales.
 
-def _affine_group(ir, kind, rows, vectors, g, acc, a, lda, w, scales, sums, ldsums):
-    """One group of 32 along K for the first vectors of a tile of affine weights: integer dots, then the scales."""
+    FIRST_U4 leaves itself as a U8 tile at `unpacked`.
+    """
     b = ir.b
-    steps = GROUP // (8 if kind == U4 else 4)
-    w_g = ir.at(w, ir.times(g, steps * VECTORS * 64))
+    w_g = ir.at(w, ir.times(g, group_bytes.py_func(kind)))
     a_g = [ir.at(a, b.mul(lda, I64(r)), ir.times(g, GROUP)) for r in range(rows)]
-    dots = [[GroupDot(ir, kind) for _ in range(vectors)] for _ in range(rows)]
-    for k in range(steps):
-        raw = [ir.load(V64I8, w_g, (k * VECTORS + j) * 64) for j in range(vectors)]
-        for h, codes in enumerate(nibbles(ir, raw) if kind == U4 else [raw]):
-            codes = [b.bitcast(x, V16I32) for x in codes]
-            for r in range(rows):
-                activation = ir.load_splat(I32, a_g[r], (k * (2 if kind == U4 else 1) + h) * 4)
-                for dot, x in zip(dots[r], codes, strict=True):
-                    dot.add(x, activation)
-    s_g = ir.at(scales, ir.times(g, SCALE_BYTES))
-    scale = [ir.half_to_float(ir.load(V16I16, s_g, 32 * j)) for j in range(vectors)]
-    offset = [ir.half_to_float(ir.load(V16I16, s_g, 32 * (VECTORS + j))) for j in range(vectors)]
+    sums_g = [ir.at(sums, b.mul(ldsums, I64(r)), ir.times(g, 8)) for r in range(rows)]
+    dots = [[ir.dot_start(ir.load_splat(I32, each, 4))] * vectors for each in sums_g]
+    columns = range(first, first + vectors)
+    keeps, kept_g = kind == FIRST_U4, ir.at(unpacked, ir.times(g, U8_BYTES))
+    for k, codes in enumerate(_group_codes(ir, kind, w_g, columns, first == 0 and kind != NEAR_U8)):
+        for j, x in zip(columns if keeps else [], codes, strict=False):
+            ir.store(x, kept_g, (k * VECTORS + j) * 64)
+        codes = [b.bitcast(x, V16I32) for x in codes]
+        for r in range(rows):
+            activation = ir.load_splat(I32, a_g[r], 4 * k)
+            dots[r] = [ir.dot_u8s8(dot, x, activation) for dot, x in zip(dots[r], codes, strict=True)]
+    halves = [
+        ir.load(V16I16, w_g, (U4_SCALES_AT if kind in (U4, FIRST_U4) else U8_SCALES_AT) + 32 * j) for j in columns
+    ]
+    for j, x in zip(columns if keeps else [], halves, strict=False):
+        ir.store(x, kept_g, U8_SCALES_AT + 32 * j)
+    scale = [ir.half_to_float(x) for x in halves]
     result = []
     for r in range(rows):
-        sums_g = ir.at(sums, b.mul(ldsums, I64(r)), ir.times(g, 8))
-        s, s_sum = ir.load_splat(F32, sums_g), ir.load_splat(F32, sums_g, 4)
+        s = ir.load_splat(F32, sums_g[r])
         for j, dot in enumerate(dots[r]):
-            scaled = b.fmul(b.sitofp(dot.total(), V16F32), s)
-            result.append(ir.fma(s_sum, offset[j], ir.fma(scaled, scale[j], acc[r * vectors + j])))
+            result.append(ir.fma(b.fmul(b.sitofp(dot, V16F32), s), scale[j], acc[r * vectors + j]))
     return result
 
 
-class GroupDot:
-    """The integer dots of one group for 16 columns. Codes of 4 bits meet AVX2 in 16 bits, which hold a group's sum."""
+def _group_codes(ir, kind, w_g, columns, fetches=False):
+    """The codes of a group for some vectors of columns, four k after four k. fetches: the tile fetches itself, line by
+    line between its instructions: a whole group's lines at once would hold these up."""
+    lines = group_bytes.py_func(kind) // LINE if fetches else 0
+    if kind in (U8, NEAR_U8):
+        for k in range(GROUP // 4):
+            _fetch_part(ir, w_g, lines, k, GROUP // 4)
+            yield [ir.load(V64I8, w_g, (k * VECTORS + j) * 64) for j in columns]
+        return
+    for half in range(2):
+        steps = [_spread(ir, ir.load(V16I16, w_g, STEPS_AT + (half * VECTORS + j) * 32), 2) for j in columns]
+        bases = [_spread(ir, ir.load(V16I8, w_g, BASES_AT + (half * VECTORS + j) * 16), 4) for j in columns]
+        for k in range(4 * half, 4 * half + 4):
+            _fetch_part(ir, w_g, lines, k, GROUP // 8)
+            raw = [ir.load(V64I8, w_g, (k * VECTORS + j) * 64) for j in columns]
+            pairs = [_codes_of_nibbles(ir, *each) for each in zip(raw, steps, bases, strict=True)]
+            yield [low for low, _ in pairs]
+            yield [high for _, high in pairs]
 
-    def __init__(self, ir, kind):
-        self.ir, self.pairs = ir, kind == U4 and ir.isa == AVX2
-        self.sum = ir.const(V32I16 if self.pairs else V16I32, 0)
 
-    def add(self, codes, activations):
-        """Four inputs more: <16 x i32> each, of unsigned and of signed bytes."""
-        add = self.ir.pairs_u4s8 if self.pairs else self.ir.dot_u8s8
-        self.sum = add(self.sum, codes, activations)
-
-    def total(self):
-        """<16 x i32>."""
-        return self.ir.add_pairs(self.sum) if self.pairs else self.sum
+def _fetch_part(ir, w_g, lines, part, parts):
+    """Prefetch one part of the lines that stand AHEAD of a group, here and not earlier."""
+    if lines:
+        ir.in_place()
+    for line in range(part * lines // parts, (part + 1) * lines // parts):
+        ir.prefetch(w_g, AHEAD + line * LINE)
 
 
-def nibbles(ir, raw):
-    """The low and the high nibbles of vectors of bytes."""
-    low, four = ir.const(V64I8, 15), ir.const(V64I8, 4)
-    return [ir.b.and_(x, low) for x in raw], [ir.b.lshr(x, four) for x in raw]
+def _spread(ir, x, times):
+    """Each of 16 elements so many times in a row."""
+    order = Constant(vector(I32, 16 * times), [i // times for i in range(16 * times)])
+    return ir.b.shuffle_vector(x, Constant(x.type, Undefined), order)
+
+
+def _codes_of_nibbles(ir, raw, step, base):
+    """The codes of the low and of the high nibbles of a vector of bytes; step: <32 x i16>, base: <64 x i8>."""
+    b, const = ir.b, partial(ir.const, V32I16)
+    low, codes = b.bitcast(raw, V32I16), []
+    for nibbles in (low, b.lshr(low, const(4))):
+        # the whole part of step * nibble is the high byte of one product and, of the other, of its upper 16 bits' low
+        odd = b.and_(b.mul(b.and_(nibbles, const(0x000F)), step), const(-0x100))
+        even = ir.high_product(b.and_(nibbles, const(0x0F00)), step)
+        codes.append(b.add(b.bitcast(b.or_(odd, even), V64I8), base))
+    return codes
 
 
 def _float_group(ir, kind, rows, vectors, g, acc, a, lda, w):
-    """One group of 32 along K for the first vectors of a tile of bfloat16 (pairs) or float32 weights, summed on its own
-    and then added: the rounding errors of a short sum and of a sum of sums are smaller than those of one long chain."""
-    totals, acc, steps = acc, [ir.zero()] * len(acc), GROUP // 2 if kind == BF16 else GROUP
+    """32 inputs for the first vectors of a tile of bfloat16 (pairs) or float32 weights, summed on their own and then
+    added: the rounding errors of a short sum and of a sum of sums are smaller than those of one long chain."""
+    totals, acc, steps = acc, [ir.zero()] * len(acc), SHORT_SUM // 2 if kind == BF16 else SHORT_SUM
     w_g = ir.at(w, ir.times(g, steps * VECTORS * 64))
     a_g = [ir.at(a, ir.b.mul(lda, I64(r)), ir.times(g, steps * 4)) for r in range(rows)]
     for k in range(steps):
         loaded = [ir.load(V16I32 if kind == BF16 else V16F32, w_g, (k * VECTORS + j) * 64) for j in range(vectors)]
         for r in range(rows):
             activation = ir.load_splat(I32 if kind == BF16 else F32, a_g[r], 4 * k)
-            for j, vector in enumerate(loaded):
+            for j, weights in enumerate(loaded):
                 x = r * vectors + j
                 if kind == BF16:
-                    acc[x] = ir.dot_bf16(acc[x], vector, activation)
+                    acc[x] = ir.dot_bf16(acc[x], weights, activation)
                 else:
-                    acc[x] = ir.fma(vector, activation, acc[x])
+                    acc[x] = ir.fma(weights, activation, acc[x])
     return [ir.b.fadd(total, partial) for total, partial in zip(totals, acc, strict=True)]
 
 
@@ -128,61 +178,87 @@ def gemm_tile(
     isa,
     kind,
     rows,
+    blocks,
     add,
     a,
     lda,
     w,
-    scales,
     sums,
     ldsums,
+    outliers,
+    outlier_count,
     c,
     ldc,
     groups,
     near,
     near_count,
-    far,
-    far_count,
+    errand,
+    index,
+    unpacked,
 ):
-    """C[0:rows, 0:48] = (where add is 1, +=) A @ W for one tile. Addresses, strides in bytes; the first three literal.
+    """C[0:blocks * rows, 0:48] = (where add is 1, +=) A @ W for one tile, `rows` rows after the other. Addresses,
+    strides in bytes; the first three literal.
 
-    a: int8, bfloat16 or float32 [rows][K] as the kind wants it. sums: for each row float32 [K/32][scale, scale * sum of
-    codes]. While it computes it fetches the scales ahead and two runs of cache lines, at `near` and at `far`.
+    a: int8, bfloat16 or float32 [rows][K] as the kind wants it. sums: for each row [K/64][float32 scale, int32 -128 *
+    sum of codes], then its values of the outlier channels. groups: of 64 inputs, or of 32 for BF16 and F32. With each
+    block of rows it fetches `near_count` cache lines from `near` on, the next ones with the next, and the part of the
+    errand that falls to call `index`, the next with the next. unpacked: where FIRST_U4 leaves itself as a U8 tile.
     """
     isa_, kind_, rows_ = isa.literal_value, kind.literal_value, rows.literal_value
 
     def codegen(context, builder, signature, args):
         ir = Ir(builder, isa_)
-        add, a, lda, w, scales, sums, lds, c, ldc, groups, near, near_count, far, far_count = args[3:]
-        adds, next_scales = builder.icmp_signed("!=", add, I64(0)), ir.at(scales, I64(SCALES_AHEAD))
+        blocks, add, a, lda, w, sums, lds, outliers, outlier_count, c, ldc, groups = args[3:15]
+        near, near_count, errand, index, unpacked = args[15:]
+        adds = builder.icmp_signed("!=", add, I64(0))
         vectors = ir.together(VECTORS, VECTORS if rows_ == 1 else 1)
-        runs = [(near, near_count), (far, far_count)]
-        runs = [(*run, builder.sdiv(builder.add(run[1], builder.sub(groups, I64(1))), groups)) for run in runs]
+        near_each = _ceiling_share(ir, near_count, groups)
 
-        def fetch(g):
-            for start, lines, each in runs:
-                _fetch_share(ir, g, start, lines, each)
-            for line in range(SCALE_BYTES // LINE if kind_ in (U4, U8) else 0):
-                ir.prefetch(ir.at(next_scales, ir.times(g, SCALE_BYTES)), line * LINE)
-
-        def group(index, w, scales, g, acc):
-            if index == 0:  # the first pass is the first that waits for memory
-                fetch(g)
+        def group(first, a, sums, near, far, g, acc):
+            if first == 0:  # the first pass is the first that waits for memory
+                start = ir.at(near, ir.times(builder.mul(g, near_each), LINE))
+                ir.loop(near_each, [], lambda i, _: ir.prefetch(ir.at(start, ir.times(i, LINE))) or [])
+                _fetch_share(ir, g, *far)
             if kind_ in (BF16, F32_WEIGHTS):
-                return _float_group(ir, kind_, rows_, vectors, g, acc, a, lda, w)
-            return _affine_group(ir, kind_, rows_, vectors, g, acc, a, lda, w, scales, sums, lds)
+                return _float_group(ir, kind_, rows_, vectors, g, acc, a, lda, ir.at(w, first * 64))
+            return _integer_group(ir, kind_, rows_, vectors, g, acc, a, lda, w, first, sums, lds, unpacked)
 
-        for index in range(VECTORS // vectors):
-            w_p, s_p, c_p = (ir.at(x, index * vectors * size) for x, size in ((w, 64), (scales, 32), (c, 64)))
-            acc = ir.loop(groups, [ir.zero()] * (rows_ * vectors), partial(group, index, w_p, s_p))
+        def some_rows(block, _):
+            skipped = ir.times(block, rows_)
+            a_b, sums_b, c_b = (ir.at(x, builder.mul(skipped, ld)) for x, ld in ((a, lda), (sums, lds), (c, ldc)))
+            near_b = ir.at(near, ir.times(builder.mul(block, near_count), LINE))
+            start, lines = part_of(ir, errand, builder.add(index, block))
+            far = start, lines, _ceiling_share(ir, lines, groups)
             for r in range(rows_):
-                c_r = ir.at(c_p, builder.mul(ldc, I64(r)))
-                for j in range(vectors):
-                    value = acc[r * vectors + j]
-                    total = builder.fadd(ir.load(V16F32, c_r, 64 * j), value)
-                    ir.store(builder.select(adds, total, value), c_r, 64 * j)
+                for j in range(VECTORS):
+                    ir.prefetch(ir.at(c_b, builder.mul(ldc, I64(r))), 64 * j)
+            for first in range(0, VECTORS, vectors):
+                acc = ir.loop(groups, [ir.zero()] * (rows_ * vectors), partial(group, first, a_b, sums_b, near_b, far))
+                if kind_ not in (BF16, F32_WEIGHTS):
+                    values = ir.at(sums_b, ir.times(groups, 8))
+                    acc = _add_outliers(ir, acc, vectors, values, lds, ir.at(outliers, first * 64), outlier_count)
+                places = [
+                    (ir.at(c_b, builder.mul(ldc, I64(r))), 64 * (first + j))
+                    for r in range(rows_)
+                    for j in range(vectors)
+                ]
+                with builder.if_else(adds) as (then, otherwise):
+                    with then:
+                        for (at, offset), value in zip(places, acc, strict=True):
+                            ir.store(builder.fadd(ir.load(V16F32, at, offset), value), at, offset)
+                    with otherwise:  # without a load, which would wait for memory that is written only
+                        for (at, offset), value in zip(places, acc, strict=True):
+                            ir.store(value, at, offset)
+            return []
+
+        ir.loop(blocks, [], some_rows)
         return context.get_dummy_value()
 
-    return types.void(isa, kind, rows, *[types.int64] * 14), codegen
+    return types.void(isa, kind, rows, *[types.int64] * 17), codegen
+
+
+def _ceiling_share(ir, lines, groups):
+    return ir.b.sdiv(ir.b.add(lines, ir.b.sub(groups, I64(1))), groups)
 
 
 def _fetch_share(ir, g, start, lines, each):
@@ -193,35 +269,30 @@ def _fetch_share(ir, g, start, lines, each):
     ir.loop(count, [], lambda i, _: ir.prefetch(ir.at(start, ir.times(b.add(done, i), LINE))) or [])
 
 
-@intrinsic
-def outlier_rows(typingctx, rows, c, ldc, outliers, x, ldx, count):
-    """C[r, 0:48] += sum over o of x[r, o] * outliers[o, 0:48]; float32, addresses, strides in bytes."""
+def part_of(ir, errand, index):
+    """Address and number of the cache lines that the errand's call `index` fetches."""
+    b = ir.b
+    base, stride, runs, count, parts, lines = (ir.load(I64, errand, 8 * field) for field in range(ERRAND_SIZE))
+    parts = b.select(b.icmp_signed(">", parts, I64(0)), parts, I64(1))
+    run, part = b.udiv(index, parts), b.urem(index, parts)
+    inside = b.icmp_signed("<", run, count)
+    number = ir.load(I64, b.select(inside, ir.at(runs, ir.times(run, 8)), errand))
+    start = ir.at(base, b.mul(number, stride), ir.times(b.mul(part, lines), LINE))
+    return start, b.select(inside, lines, I64(0))
 
-    def codegen(context, builder, signature, args):
-        ir, (rows, c, ldc, outliers, x, ldx, count) = Ir(builder), args
 
-        def some_rows(first, together):
-            at = [builder.add(first, I64(r)) for r in range(together)]
-            c_rows = [ir.at(c, builder.mul(ldc, r)) for r in at]
-            x_rows = [ir.at(x, builder.mul(ldx, r)) for r in at]
+def _add_outliers(ir, acc, vectors, values, ldvalues, weights, count):
+    """acc[r] += sum over the outlier channels o of values[r, o] * weights[o]; float32."""
+    b = ir.b
 
-            def outlier(o, acc):
-                w = [ir.load(V16F32, ir.at(outliers, ir.times(o, COLUMNS * 4)), 64 * j) for j in range(VECTORS)]
-                values = [ir.load_splat(F32, ir.at(x_row, ir.times(o, 4))) for x_row in x_rows]
-                return [ir.fma(values[i // VECTORS], w[i % VECTORS], each) for i, each in enumerate(acc)]
+    def outlier(o, acc):
+        at = ir.at(weights, ir.times(o, COLUMNS * 4))
+        loaded = [ir.load(V16F32, at, 64 * j) for j in range(vectors)]
+        rows = [ir.at(values, b.mul(ldvalues, I64(r)), ir.times(o, 4)) for r in range(len(acc) // vectors)]
+        splats = [ir.load_splat(F32, each) for each in rows]
+        return [ir.fma(splats[x // vectors], loaded[x % vectors], each) for x, each in enumerate(acc)]
 
-            acc = ir.loop(count, [ir.load(V16F32, c_r, 64 * j) for c_r in c_rows for j in range(VECTORS)], outlier)
-            for i, each in enumerate(acc):
-                ir.store(each, c_rows[i // VECTORS], 64 * (i % VECTORS))
-            return []
-
-        whole = builder.sdiv(rows, I64(ROWS))
-        ir.loop(whole, [], lambda i, _: some_rows(ir.times(i, ROWS), ROWS))
-        start = ir.times(whole, ROWS)
-        ir.loop(builder.sub(rows, start), [], lambda i, _: some_rows(builder.add(start, i), 1))
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 7), codegen
+    return ir.loop(count, acc, outlier)
 
 
 @intrinsic
@@ -236,42 +307,16 @@ def fetch(typingctx, start, lines):
     return types.void(types.int64, types.int64), codegen
 
 
-@intrinsic
-def unpack_tile(typingctx, source, target, count):
-    """Spread `count` runs of 192 bytes (a U4 tile's 8 k for 48 columns) into the layout of a U8 tile."""
-
-    def codegen(context, builder, signature, args):
-        ir, (source, target, count) = Ir(builder), args
-
-        def step(i, _):
-            raw = [ir.load(V64I8, ir.at(source, ir.times(i, 192)), 64 * j) for j in range(VECTORS)]
-            for h, half in enumerate(nibbles(ir, raw)):
-                for j in range(VECTORS):
-                    ir.store(half[j], ir.at(target, ir.times(i, 384)), h * 192 + 64 * j)
-            return []
-
-        ir.loop(count, [], step)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), codegen
-
-
 @njit(cache=True, nogil=True)
-def outliers(rows, c, ldc, weights, x, ldx, count):
-    """outlier_rows as a function to be compiled on its own."""
-    outlier_rows(rows, c, ldc, weights, x, ldx, count)
-
-
-@njit(cache=True, nogil=True)
-def gemm(isa, kind, rows, add, a, lda, w, scales, sums, ldsums, c, ldc, groups, near, near_count, far, far_count):
+def gemm(
+    isa, kind, rows, blocks, add, a, lda, w, sums, ldsums, outliers, outlier_count, c, ldc, groups,
+    near, near_count, errand, index, unpacked,
+):  # fmt: skip
     """gemm_tile as a function to be compiled on its own, once for each (isa, kind, rows)."""
-    gemm_tile(isa, kind, rows, add, a, lda, w, scales, sums, ldsums, c, ldc, groups, near, near_count, far, far_count)
-
-
-@njit(cache=True, nogil=True)
-def unpack(source, target, count):
-    """unpack_tile as a function to be compiled on its own."""
-    unpack_tile(source, target, count)
+    gemm_tile(
+        isa, kind, rows, blocks, add, a, lda, w, sums, ldsums, outliers, outlier_count, c, ldc, groups,
+        near, near_count, errand, index, unpacked,
+    )  # fmt: skip
 
 
 @njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
@@ -283,30 +328,35 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, 
     c: the address of the first row's outputs, float32, ldc bytes from row to row. scratch: uint8, this thread's own,
     for an unpacked tile. Returns the number of the next call.
     """
-    kind, depth = layer[KIND], layer[DEPTH]
-    groups, tile_bytes = depth // GROUP, depth * tile_bytes_per_k(kind)
+    kind, groups = layer[KIND], layer[DEPTH] // (GROUP if layer[KIND] <= U8 else SHORT_SUM)
+    tile_bytes = groups * group_bytes(kind)
     source = w = layer[WEIGHTS] + tile * tile_bytes
-    scales = layer[SCALES] + tile * groups * SCALE_BYTES
     calls = (last - first + ROWS - 1) // ROWS
     near, near_count = source + (tile_bytes if calls > 1 else AHEAD), (tile_bytes + calls * LINE - 1) // (calls * LINE)
-    if kind == U4 and last - first >= tiles.unpack_rows:
-        kind, w = U8, address(scratch)
-        call(tiles.unpack, source, w, depth // 8)
-    lda, ldsums = input_stride(layer), sums.strides[0]
-    s = address(sums) + first * ldsums
+    if kind <= U8 and calls == 1:
+        near_count = 0  # it fetches itself
+    elif kind <= U8:
+        kind = NEAR_U8 if kind == U8 else FIRST_U4
     count = layer[OUTLIER_COUNT]
-    outlier_weights = layer[OUTLIER_WEIGHTS] + tile * count * COLUMNS * 4
-    fetch(outlier_weights, count * VECTORS)
-    for row in range(0, last - first, ROWS):
-        rows = min(ROWS, last - first - row)
-        a = address(inputs) + (first + row) * lda
+    outliers = layer[OUTLIER_WEIGHTS] + tile * MOST_OUTLIERS * COLUMNS * 4
+    fetch(outliers, count * VECTORS)
+    lda, ldsums = input_stride(layer), sums.strides[0]
+    a, s = address(inputs) + first * lda, address(sums) + first * ldsums
+    rows, blocks = ROWS, (last - first) // ROWS
+    if kind == FIRST_U4:
+        blocks = 1
+    while first < last:
+        if blocks == 0:
+            rows, blocks = last - first, 1
         call(
-            tiles.gemm[kind, rows], 0, kind, rows, layer[ADDS], a, lda, w, scales, s + row * ldsums, ldsums,
-            c + row * ldc, ldc, groups, near, near_count, *part_of(errand, index),
+            tiles.gemm[kind, rows], 0, kind, rows, blocks, layer[ADDS], a, lda, w, s, ldsums, outliers, count,
+            c, ldc, groups, near, near_count, address(errand), index, address(scratch),
         )  # fmt: skip
-        near, index = near + near_count * LINE, index + 1
-    if count:
-        call(tiles.outliers, last - first, c, ldc, outlier_weights, s + groups * 8, ldsums, count)
+        done = blocks * rows
+        first, a, s, c = first + done, a + done * lda, s + done * ldsums, c + done * ldc
+        near, index, blocks = near + blocks * near_count * LINE, index + blocks, (last - first) // ROWS
+        if kind == FIRST_U4:
+            kind, w = NEAR_U8, address(scratch)
     return index
 
 
@@ -318,42 +368,27 @@ def input_stride(layer):
 
 
 @njit(cache=True, nogil=True)
-def tile_bytes_per_k(kind):
-    if kind == U4:
-        return 24
-    if kind == U8:
-        return 48
-    return 96 if kind == BF16 else 192
+def group_bytes(kind):
+    """Of a tile: 64 inputs, or 32 where a tile is not integers."""
+    if kind in (U4, FIRST_U4):
+        return U4_BYTES
+    if kind in (U8, NEAR_U8):
+        return U8_BYTES
+    return SHORT_SUM * (96 if kind == BF16 else 192)
 
 
-class Errand(NamedTuple):
-    """Memory that a thread fetches behind the arithmetic of a few linear layers, because it will read it next.
-
-    runs: int64, the numbers of runs `stride` bytes apart from `base`, each fetched by `parts` calls of a tile, `lines`
-    cache lines a call.
-    """
-
-    base: int
-    stride: int
-    runs: NDArray[np.int64]
-    parts: int
-    lines: int
+# An errand, int64: memory that a thread fetches behind the arithmetic of a few linear layers, because it will read it
+# next. Runs `stride` bytes apart from `base`: the address of their numbers (int64), and how many; each is fetched by
+# so many calls of a tile, so many cache lines a call.
+ERRAND_SIZE = 6
 
 
 @njit(cache=True, nogil=True)
-def new_errand(base, stride, runs, calls):
+def set_errand(errand, base, stride, runs, count, calls):
     """An errand to be done in about `calls` calls of a tile."""
-    lines, parts = stride // LINE, max(1, calls // max(1, runs.size))
-    return Errand(base, stride, runs, parts, (lines + parts - 1) // parts)
-
-
-@njit(cache=True, nogil=True)
-def part_of(errand, index):
-    """Address and number of the cache lines that the errand's call `index` fetches."""
-    run = index // errand.parts
-    if run >= errand.runs.size:
-        return 0, 0
-    return errand.base + errand.runs[run] * errand.stride + index % errand.parts * errand.lines * LINE, errand.lines
+    lines, parts = stride // LINE, max(1, calls // max(1, count))
+    errand[0], errand[1], errand[2], errand[3] = base, stride, runs, count
+    errand[4], errand[5] = parts, (lines + parts - 1) // parts
 
 
 @njit(cache=True, nogil=True)

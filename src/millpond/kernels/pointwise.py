@@ -1,10 +1,12 @@
 """What happens to one row between the matrix products: norms, rotation, activation, quantisation, the K/V write."""
 
+from functools import reduce
+
 import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic
 
-from millpond.kernels.matmul import BF16, DEPTH, GROUP, KIND, MAGNITUDES, OUTLIER_COUNT, OUTLIERS, U8
+from millpond.kernels.matmul import BF16, DEPTH, GROUP, KIND, MAGNITUDES, OUTLIER_COUNT, OUTLIERS, U8, ZERO_CODE
 from millpond.kernels.simd import (
     F32,
     I32,
@@ -24,37 +26,39 @@ from millpond.kernels.simd import (
 
 # Sums may be taken in another order (one order per loop, the same for every row); NaN and infinity stay what they are.
 RELAXED = {"reassoc", "contract", "nsz"}
+VANISHING = 2.0**-120  # 127 divided by less may be infinite
 
 
 @intrinsic
 def quantise_group(typingctx, x, codes, sums):
-    """32 floats at x to signed 8-bit codes round(x / scale), scale = max |x| / 127; sums = [scale, scale * sum(codes)].
+    """64 floats at x to signed 8-bit codes round(x / scale), scale = max |x| / 127; sums = [float32 scale, int32 -128 *
+    sum of codes].
 
     A value that is not finite makes the scale not finite, so that it shows in whatever is computed from the group.
+    Where all are below VANISHING, the codes are 0.
     """
 
     def codegen(context, builder, signature, args):
         ir, (x, codes, sums) = Ir(builder), args
-        low, high = ir.load(V16F32, x), ir.load(V16F32, x, 64)
+        values = [ir.load(V16F32, x, 64 * i) for i in range(GROUP // 16)]
         magnitude = ir.const(V16I32, 0x7FFFFFFF)
         # as integers the magnitudes have the same order, and NaN comes out on top
-        a, b = (builder.and_(builder.bitcast(v, V16I32), magnitude) for v in (low, high))
         larger = lambda p, q: builder.select(builder.icmp_signed(">", p, q), p, q)  # noqa: E731
-        peak = builder.bitcast(ir.reduce(larger, larger(a, b)), F32)
+        peaks = reduce(larger, (builder.and_(builder.bitcast(v, V16I32), magnitude) for v in values))
+        peak = builder.bitcast(ir.reduce(larger, peaks), F32)
         scale = builder.fmul(peak, F32(np.float32(1 / 127)))
-        is_zero = builder.fcmp_ordered("==", peak, F32(0.0))
-        inverse = ir.splat(builder.select(is_zero, F32(0.0), builder.fdiv(F32(127.0), peak)))
+        vanishes = builder.fcmp_ordered("<", peak, F32(VANISHING))
+        inverse = ir.splat(builder.select(vanishes, F32(0.0), builder.fdiv(F32(127.0), peak)))
         # adding 1.5 * 2**23 leaves the nearest integer in the low bits
         magic, magic_bits = ir.const(V16F32, 12582912.0), ir.const(V16I32, 0x4B400000)
         total = ir.const(V16I32, 0)
-        for i, v in enumerate((low, high)):
+        for i, v in enumerate(values):
             rounded = builder.bitcast(builder.fadd(builder.fmul(v, inverse), magic), V16I32)
             integer = builder.sub(rounded, magic_bits)
             ir.store(builder.trunc(integer, V16I8), codes, 16 * i)
             total = builder.add(total, integer)
-        total = builder.sitofp(ir.reduce(builder.add, total), F32)
         ir.store(scale, sums)
-        ir.store(builder.fmul(scale, total), sums, 4)
+        ir.store(builder.mul(ir.reduce(builder.add, total), I32(-ZERO_CODE)), sums, 4)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), codegen
@@ -119,8 +123,8 @@ def swiglu_row(typingctx, gate, up, target, count):
 def prepare(layer, x, first, target, sums):
     """The channels first, first + 1, ... (whole groups; float32 x, overwritten) of a row as a linear layer's input.
 
-    target, sums: the addresses of the row. Affine kinds take signed 8-bit codes in target, and in sums
-    [scale, scale * sum] for each group of 32, then the values of the layer's outlier channels.
+    target, sums: the addresses of the row. Integer kinds take signed 8-bit codes in target, and in sums what
+    quantise_group says for each group, then the values of the layer's outlier channels.
     """
     kind, depth = layer[KIND], layer[DEPTH]
     if layer[MAGNITUDES]:
@@ -135,7 +139,7 @@ def prepare(layer, x, first, target, sums):
                 x[channel] = 0
         for g in range(x.size // GROUP):
             group = first // GROUP + g
-            quantise_group(address(x) + g * 128, target + group * GROUP, sums + group * 8)
+            quantise_group(address(x) + g * GROUP * 4, target + group * GROUP, sums + group * 8)
     elif kind == BF16:
         round_row(address(x), target + 2 * first, x.size // 16)
     else:

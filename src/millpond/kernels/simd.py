@@ -42,6 +42,7 @@ class _BFloat(ir.types.Type):
 V8F32, V8I32 = vector(F32, 8), vector(I32, 8)
 V16F32, V16I32, V16I16, V16I8, V64I8 = vector(F32), vector(I32), vector(I16), vector(I8), vector(I8, 64)
 V16F16, V32BF16, V32I16 = vector(F16), ir.VectorType(_BFloat(), 32), vector(I16, 32)
+V32I8, V32I32 = vector(I8, 32), vector(I32, 32)
 
 
 class Ir:
@@ -89,6 +90,10 @@ class Ir:
         """Ask for the cache line at an address (any address: nothing faults) to be brought near."""
         pointer = self.b.inttoptr(self.at(address, offset), I8.as_pointer())
         self.call("llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(3), I32(1))
+
+    def in_place(self):
+        """Keep what reads memory before here before it, and what reads it after here after it."""
+        self.b.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], side_effect=True)
 
     def splat(self, value):
         undefined = ir.Constant(vector(value.type), ir.Undefined)
@@ -157,7 +162,8 @@ class Ir:
         return self.b.shuffle_vector(low, high, ir.Constant(vector(I32, count), list(range(count))))
 
     def dot_u8s8(self, acc, weights, activations):
-        """acc[i] += sum over 4 bytes of unsigned weights[4i + k] * signed activations[4i + k]; <16 x i32> each."""
+        """acc[i] += sum over 4 bytes of unsigned weights[4i + k] * signed activations[4i + k]; <16 x i32> each. On AVX2
+        the weights count from 128, neither being the lowest of its kind (see dot_start)."""
         b = self.b
         if self.isa == AVX512:
             w, a = b.bitcast(weights, V64I8), b.bitcast(activations, V64I8)
@@ -166,12 +172,14 @@ class Ir:
             w, a = b.bitcast(weights, V64I8), b.bitcast(activations, V64I8)
             return self.by_halves("llvm.x86.avx512.vpdpbusd.256", V8I32, acc, w, a)
         if self.isa == AVX2:
-            eight = self.const(V32I16, 8)
-            w, a = b.bitcast(weights, V32I16), b.bitcast(activations, V32I16)
-            even = b.and_(w, self.const(V32I16, 255)), b.ashr(b.shl(a, eight), eight)
-            for w_, a_ in (even, (b.lshr(w, eight), b.ashr(a, eight))):
-                acc = self.in_order(b.add(acc, self.by_halves("llvm.x86.avx2.pmadd.wd", V8I32, w_, a_)))
-            return acc
+            w = b.xor(b.bitcast(weights, V64I8), self.const(V64I8, -128))
+            a = b.bitcast(activations, V64I8)
+            magnitude = b.select(b.icmp_signed("<", a, self.const(V64I8, 0)), b.sub(self.const(V64I8, 0), a), a)
+            # two products of at most 127 * 127 fit into 16 bits; unsigned weights would not
+            signed = self.by_halves("llvm.x86.avx2.psign.b", V32I8, w, a)
+            pairs = self.by_halves("llvm.x86.avx2.pmadd.ub.sw", V16I16, magnitude, signed)
+            sums = self.by_halves("llvm.x86.avx2.pmadd.wd", V8I32, pairs, self.const(V32I16, 1))
+            return self.in_order(b.add(acc, sums))
         for k in range(4):
             up, down = self.const(V16I32, 24 - 8 * k), self.const(V16I32, 24)
             w = b.lshr(b.shl(weights, up), down)
@@ -179,15 +187,15 @@ class Ir:
             acc = b.add(acc, b.mul(w, a))
         return acc
 
-    def pairs_u4s8(self, acc, weights, activations):
-        """acc[i] += weights[2i] * activations[2i] + weights[2i + 1] * activations[2i + 1]; <32 x i16>, and <16 x i32>
-        of bytes: unsigned ones below 16 and signed ones. AVX2; exact for eight sums, 8 * 2 * 15 * 128 < 2**15."""
-        w, a = self.b.bitcast(weights, V64I8), self.b.bitcast(activations, V64I8)
-        return self.in_order(self.b.add(acc, self.by_halves("llvm.x86.avx2.pmadd.ub.sw", V16I16, w, a)))
+    def dot_start(self, correction):
+        """What a chain of dot_u8s8 starts from, so that it sums (weights - 128) * activations for weights from 1 on:
+        -128 times the sum of the activations, or 0 where the dot counts weights from 128 itself."""
+        return self.const(V16I32, 0) if self.isa == AVX2 else correction
 
-    def add_pairs(self, x):
-        """x[2i] + x[2i + 1]: <32 x i16> to <16 x i32>; AVX2."""
-        return self.by_halves("llvm.x86.avx2.pmadd.wd", V8I32, x, self.const(V32I16, 1))
+    def high_product(self, x, y):
+        """The upper 16 bits of unsigned products; <32 x i16> each."""
+        wide = self.b.mul(self.b.zext(x, V32I32), self.b.zext(y, V32I32))
+        return self.b.trunc(self.b.lshr(wide, self.const(V32I32, 16)), V32I16)
 
     def dot_bf16(self, acc, x, y):
         """acc[i] += x[2i] * y[2i] + x[2i + 1] * y[2i + 1]; x and y are <16 x i32> of bfloat16 pairs."""

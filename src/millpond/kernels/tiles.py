@@ -10,18 +10,15 @@ from numpy.typing import NDArray
 from millpond.kernels.attention import GROUP_TOKENS, TILE_ROWS, score, softmax, value
 from millpond.kernels.isa import ISAS
 from millpond.kernels.link import entry_point
-from millpond.kernels.matmul import ROW_BLOCK, ROWS, U4, U8, UNPACK_ROWS, gemm, outliers, unpack
+from millpond.kernels.matmul import FIRST_U4, KINDS, NEAR_U8, ROWS, U4, U8, gemm
 
 
 class Tiles(NamedTuple):
     """Addresses by literal: gemm [kind, rows], score [rows], value [rows, vectors];
-    unpack_rows: from how many rows on a 4-bit tile is unpacked; threads: how many share a step."""
+    threads: how many share a step."""
 
     threads: int
     gemm: NDArray[np.int64]
-    unpack: int
-    unpack_rows: int
-    outliers: int
     score: NDArray[np.int64]
     softmax: int
     value: NDArray[np.int64]
@@ -42,13 +39,11 @@ def load_tiles(
     link is called with each function and the types of its arguments, and returns its address.
     """
     level, bf16 = types.literal(ISAS[isa]), types.literal(int(kv_dtype is np.uint16))
-    ints = [types.int64] * 14
-    gemms = np.zeros((4, ROWS + 1), np.int64)
-    # AVX2 is fastest with codes that it knows to be short
-    unpack_rows = ROW_BLOCK + 1 if isa == "avx2" else UNPACK_ROWS
-    unpacks = U4 in kinds and unpack_rows <= ROW_BLOCK  # a 4-bit tile that is unpacked goes on as an 8-bit one
-    for kind in {*kinds} | ({U8} if unpacks else set()):
-        for rows in range(1, ROWS + 1):
+    ints = [types.int64] * 17
+    gemms = np.zeros((KINDS, ROWS + 1), np.int64)
+    near = {NEAR_U8} if {U4, U8} & {*kinds} else set()
+    for kind in {*kinds} | near | ({FIRST_U4} if U4 in kinds else set()):
+        for rows in range(ROWS if kind == FIRST_U4 else 1, ROWS + 1):
             gemms[kind, rows] = link(gemm, level, types.literal(kind), types.literal(rows), *ints)
     scores, values = np.zeros(TILE_ROWS + 1, np.int64), np.zeros((TILE_ROWS + 1, 5), np.int64)
     for rows in attention_rows(heads_per_kv):
@@ -59,9 +54,6 @@ def load_tiles(
     return Tiles(
         threads=threads,
         gemm=gemms,
-        unpack=link(unpack, *ints[:3]),
-        unpack_rows=unpack_rows,
-        outliers=link(outliers, *ints[:7]),
         score=scores,
         softmax=link(softmax, bf16, *ints[:4]),
         value=values,

@@ -6,7 +6,7 @@ w = d * (q - zero) for the types without a minimum, w = d * q + m for those with
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,16 @@ def dequantize(tensor: GGUFTensor) -> NDArray[np.float32]:
     else:
         values = d * codes + blocks["m"].astype(np.float32)[:, None]
     return values.reshape(tensor.shape)
+
+
+def dequantize_channels(tensor: GGUFTensor, channels: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Some columns of a quantised matrix, float32 [rows, channels], without looking at the others."""
+    rows, depth = tensor.shape
+    blocks = tensor.data.view(LAYOUTS[tensor.type]).reshape(rows, depth // GROUP)[:, channels // GROUP]
+    some = replace(
+        tensor, data=np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), shape=(rows, channels.size * GROUP)
+    )
+    return dequantize(some)[:, np.arange(channels.size) * GROUP + channels % GROUP]
 
 
 def affine_bits(kind: GGMLType) -> int | None:

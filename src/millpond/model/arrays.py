@@ -6,12 +6,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels.attention import BLOCK, GROUP_TOKENS
-from millpond.kernels.matmul import ADDS, COLUMNS, DESCRIPTOR_SIZE, ROW_BLOCK, UNIT
+from millpond.kernels.matmul import (
+    ADDS,
+    COLUMNS,
+    DESCRIPTOR_SIZE,
+    ERRAND_SIZE,
+    GROUP,
+    MOST_OUTLIERS,
+    ROW_BLOCK,
+    U8_BYTES,
+    UNIT,
+)
 from millpond.kernels.pack import padded
 from millpond.kernels.threads import new_sync
 from millpond.model.config import ModelConfig
 from millpond.model.llama import DOWN, OUT
-from millpond.model.outliers import MOST_OUTLIERS
 from millpond.model.weights import LlamaWeights
 
 
@@ -79,10 +88,12 @@ class Scratch(NamedTuple):
     ffn_inputs: NDArray[np.uint8]
     ffn_sums: NDArray[np.float32]
     logits: NDArray[np.float32]
+    tops: NDArray[np.float32]
     unpacked: NDArray[np.uint8]
     row: NDArray[np.float32]
     scores: NDArray[np.float32]
     factors: NDArray[np.float32]
+    errands: NDArray[np.int64]
     sync: NDArray[np.int64]
 
 
@@ -139,18 +150,20 @@ def new_scratch(
         hidden=np.zeros((rows, padded(config.hidden_size)), np.float32),
         last=np.zeros((sampled, padded(config.hidden_size)), np.float32),
         inputs=np.zeros(max(rows, sampled) * (narrow * 4 + 64), np.uint8),
-        sums=np.zeros((max(rows, sampled), narrow // 16 + MOST_OUTLIERS), np.float32),
+        sums=np.zeros((max(rows, sampled), narrow // GROUP * 2 + MOST_OUTLIERS), np.float32),
         qkv=np.zeros((rows, padded(heads * config.head_dim)), np.float32),
         queries=np.zeros((config.num_kv_heads, rows, width), kv_dtype),
         attended=np.zeros((config.num_kv_heads, rows, width), np.float32),
         ffn=np.zeros((threads, ROW_BLOCK, 2 * UNIT), np.float32),
         ffn_inputs=np.zeros(rows * (config.ffn_size * 4 + 64), np.uint8),
-        ffn_sums=np.zeros((rows, config.ffn_size // 16 + MOST_OUTLIERS), np.float32),
+        ffn_sums=np.zeros((rows, config.ffn_size // GROUP * 2 + MOST_OUTLIERS), np.float32),
         logits=np.zeros((sampled, padded(config.vocab_size)), np.float32),
-        unpacked=np.zeros((threads, depth * COLUMNS), np.uint8),
+        tops=np.zeros((sampled, padded(config.vocab_size) // COLUMNS), np.float32),
+        unpacked=np.zeros((threads, depth // GROUP * U8_BYTES), np.uint8),
         row=np.zeros((threads, narrow), np.float32),
         scores=np.zeros((threads, group_rows, blocks * BLOCK), np.float32),
         factors=np.zeros((threads, group_rows), np.float32),
+        errands=np.zeros((threads + 1, ERRAND_SIZE), np.int64),  # the last is never set
         sync=new_sync(threads),
     )
 

@@ -6,7 +6,7 @@ A phase cannot be faster than its bytes at the machine's bandwidth, nor than its
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from millpond.kernels.matmul import BF16, F32_WEIGHTS, U4, U8
+from millpond.kernels.matmul import BF16, COLUMNS, F32_WEIGHTS, U4, U8
 from millpond.kernels.pack import Packed
 from millpond.kernels.roofline import MachineRates
 from millpond.model.config import ModelConfig
@@ -117,7 +117,7 @@ def row_work(layers: int, rows: int, read: int, written: float) -> Work:
 
 
 def packed_bytes(layer: Packed) -> int:
-    return layer.weights.nbytes + (0 if layer.scales is None else layer.scales.nbytes)
+    return layer.weights.nbytes
 
 
 def attention_work(config: ModelConfig, shape: StepShape, kv_position_bytes: float, kv_dot: str) -> Work:
@@ -163,5 +163,5 @@ def step_work(
         "down": linear_work(down[:-1], rows) + linear_work(down[-1:], sampled),
         "last norm": row_work(1, sampled, hidden, head_input),
         "head": linear_work([weights.head], sampled),
-        AFTER: row_work(1, sampled, config.vocab_size, 0),
+        AFTER: row_work(1, sampled, config.vocab_size // COLUMNS, 0),
     }

@@ -19,8 +19,8 @@ from millpond.kernels.matmul import (
     input_stride,
     linear,
     linear_tile,
-    new_errand,
     rows_at_once,
+    set_errand,
 )
 from millpond.kernels.pointwise import (
     copy_row,
@@ -34,6 +34,7 @@ from millpond.kernels.pointwise import (
 )
 from millpond.kernels.simd import address
 from millpond.kernels.threads import share_of, shared_items, start_phases
+from millpond.kernels.tops import note_tops
 
 QKV, OUT, GATE_UP, DOWN = range(4)
 
@@ -47,7 +48,8 @@ rms_norm, rotate, write_key, write_value = (inner_copy(each) for each in (rms_no
 
 @njit(cache=True, nogil=True, parallel=True)
 def forward(entry, tiles, weights, cache, batch, scratch):
-    """Run one step: writes the rows' K/V into the cache and the sampled rows' logits into scratch.logits.
+    """Run one step: writes the rows' K/V into the cache and the sampled rows' logits into scratch.logits, the largest
+    of each of the head's tiles into scratch.tops.
 
     entry: the address of `walk`, from `link_forward`.
     """
@@ -70,9 +72,9 @@ def walk(thread, tiles, weights, cache, batch, scratch):
     sync, rows, hidden, unpacked = scratch.sync, batch.tokens.size, scratch.hidden, scratch.unpacked[thread]
     inputs, sums, layers = scratch.inputs, scratch.sums, weights.layers
     zero = np.int64(0)  # a literal has a type of its own, and all that it goes into would be compiled once more for it
-    idle = new_errand(zero, zero, batch.blocks[:0], zero)
+    errand, idle, at = scratch.errands[thread], scratch.errands[-1], zero
     embed_rows(thread, weights, batch, scratch)
-    errand, at = fetch_cache(thread, cache.keys[0], layers[0], batch, sync), zero
+    fetch_cache(thread, cache.keys[0], layers[0], batch, sync, errand)
     for i in range(len(layers)):
         layer, keys, values = layers[i], cache.keys[i], cache.values[i]
         is_last = i + 1 == len(layers)
@@ -86,17 +88,17 @@ def walk(thread, tiles, weights, cache, batch, scratch):
         linear(tiles, sync, thread, layer[OUT], rows, inputs, sums, hidden, unpacked, idle, zero)
         norm_rows(thread, weights.norms[2 * i + 1], weights.epsilon, layer[GATE_UP], rows, hidden, scratch)
         following = min(i + 1, len(layers) - 1)
-        errand = fetch_cache(thread, cache.keys[following], layers[following], batch, sync)
+        fetch_cache(thread, cache.keys[following], layers[following], batch, sync, errand)
         at = gate_up_units(tiles, thread, weights.ffn_size, layer, rows, scratch, errand)
         at = linear(
             tiles, sync, thread, layer[DOWN], rows, scratch.ffn_inputs, scratch.ffn_sums, hidden, unpacked, errand, at
         )
     norm_rows(thread, weights.norms[-1], weights.epsilon, weights.head, rows, hidden, scratch)
-    linear(tiles, sync, thread, weights.head, rows, inputs, sums, scratch.logits, unpacked, idle, zero)
+    head_tiles(tiles, thread, weights.head, rows, scratch, idle)
 
 
 @inner
-def fetch_cache(thread, keys, layer, batch, sync):
+def fetch_cache(thread, keys, layer, batch, sync, errand):
     """The errand of fetching what this thread will attend to in a layer, during the three linear layers before."""
     rows, groups = batch.tokens.size, batch.groups
     calls = calls_of(layer[GATE_UP], rows) + calls_of(layer[DOWN], rows) + calls_of(layer[QKV], rows)
@@ -104,7 +106,8 @@ def fetch_cache(thread, keys, layer, batch, sync):
     start = stop = 0
     if count:
         start, stop = batch.starts[groups[first, 2]], batch.starts[groups[first + count - 1, 2] + 1]
-    return new_errand(address(keys), keys.strides[0], batch.blocks[start:stop], calls // (len(sync) // 2))
+    runs = address(batch.blocks) + 8 * start
+    set_errand(errand, address(keys), keys.strides[0], runs, stop - start, calls // (len(sync) // 2))
 
 
 @inner
@@ -194,3 +197,16 @@ def gate_up_units(tiles, thread, ffn_size, layer, rows, scratch, errand):
             place = address(scratch.ffn_inputs) + m * input_stride(down)
             prepare(down, row[:channels], unit * UNIT, place, address(scratch.ffn_sums[m]))
     return index
+
+
+@inner
+def head_tiles(tiles, thread, layer, rows, scratch, idle):
+    """The logits, and each row's largest of every tile while these are still in this core's caches."""
+    across, block = layer[COLUMN_COUNT] // COLUMNS, rows_at_once(rows, len(scratch.sync) // 2)
+    ldc, ldtops = scratch.logits.strides[0], scratch.tops.strides[0]
+    unpacked, zero = scratch.unpacked[thread], np.int64(0)
+    for item in shared_items(scratch.sync, thread, across * ((rows + block - 1) // block)):
+        tile, first = item % across, item // across * block
+        last, c = min(first + block, rows), address(scratch.logits) + first * ldc + tile * COLUMNS * 4
+        linear_tile(tiles, layer, tile, first, last, scratch.inputs, scratch.sums, c, ldc, unpacked, idle, zero)
+        note_tops(last - first, c, ldc, address(scratch.tops) + first * ldtops + tile * 4, ldtops)

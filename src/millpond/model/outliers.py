@@ -1,4 +1,4 @@
-"""Which input channels of each affine layer are taken out of the 8-bit groups (matmul.py says why).
+"""Which input channels of each integer layer are taken out of the 8-bit groups (matmul.py says why).
 
 A model has them in the same few places whatever it reads, so one pass over a fixed row of tokens finds them.
 """
@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.kernels.matmul import GROUP, MAGNITUDES, OUTLIER_COUNT, OUTLIER_WEIGHTS, OUTLIERS
-from millpond.kernels.pack import Packed, channel_weights
+from millpond.kernels.matmul import GROUP, MAGNITUDES, MOST_OUTLIERS, OUTLIER_COUNT, OUTLIERS, U8
+from millpond.kernels.pack import Packed
 
-MOST_OUTLIERS = 8
 # A further channel is taken out while that lowers the layer's predicted rounding error (its variance) by this share.
 LEAST_GAIN = 0.03
 PROBE_TOKENS = 64
@@ -25,54 +24,40 @@ def probe_tokens(vocab_size: int) -> list[int]:
 def find_outliers(
     descriptors: Sequence[tuple[Packed, NDArray[np.int64]]], probe: Callable[[], None]
 ) -> list[NDArray[np.int64]]:
-    """The channels of every affine layer, in order, from what `probe` runs through.
+    """The channels of every integer layer, in order, from what `probe` runs through.
 
     The rows of the descriptors (int64) are changed while it runs.
     """
-    affine = affine_layers(descriptors)
-    magnitudes = [np.zeros(layer.depth, np.float32) for layer, _ in affine]
-    for (_, row), sums in zip(affine, magnitudes, strict=True):
+    integers = integer_layers(descriptors)
+    magnitudes = [np.zeros(layer.depth, np.float32) for layer, _ in integers]
+    for (_, row), sums in zip(integers, magnitudes, strict=True):
         row[MAGNITUDES] = sums.ctypes.data
-    if affine:
+    if integers:
         probe()
-    for _, row in affine:
+    for _, row in integers:
         row[MAGNITUDES] = 0
-    pairs = zip(affine, magnitudes, strict=True)
+    pairs = zip(integers, magnitudes, strict=True)
     return [choose_channels(sums, _group_weights(layer)) for (layer, _), sums in pairs]
 
 
-def take_out(
-    descriptors: Sequence[tuple[Packed, NDArray[np.int64]]], outliers: Sequence[NDArray[np.int64]]
-) -> list[NDArray[np.float32]]:
-    """Fill in the outlier fields of the descriptors of affine layers.
-
-    Returns the channels' weights, which stand beside the packed ones: read out of a tile they would hold up the stream
-    of tiles. They and the arrays of channels must outlive the descriptors.
-    """
-    kept = []
-    for (layer, row), channels in zip(affine_layers(descriptors), outliers, strict=True):
-        weights = channel_weights(layer, channels)
-        row[OUTLIER_COUNT], row[OUTLIERS], row[OUTLIER_WEIGHTS] = (
-            len(channels),
-            channels.ctypes.data,
-            weights.ctypes.data,
-        )
-        kept.append(weights)
-    return kept
+def take_out(descriptors: Sequence[tuple[Packed, NDArray[np.int64]]], outliers: Sequence[NDArray[np.int64]]) -> None:
+    """Fill in the outlier fields of the descriptors of integer layers; the arrays of channels must outlive them."""
+    for (_, row), channels in zip(integer_layers(descriptors), outliers, strict=True):
+        row[OUTLIER_COUNT], row[OUTLIERS] = len(channels), channels.ctypes.data
 
 
-def affine_layers(
+def integer_layers(
     descriptors: Sequence[tuple[Packed, NDArray[np.int64]]],
 ) -> list[tuple[Packed, NDArray[np.int64]]]:
-    """Those that have scales; the others are not quantised and have no outliers."""
-    return [(layer, row) for layer, row in descriptors if layer.scales is not None]
+    """The others are not quantised and have no outliers."""
+    return [(layer, row) for layer, row in descriptors if layer.kind <= U8]
 
 
 def choose_channels(magnitudes: NDArray[np.float32], group_weights: NDArray[np.float32]) -> NDArray[np.int64]:
     """The channels to take out, one by one from the group with the largest predicted error.
 
     A group's rounding error has the variance max(x)**2 / (12 * 127**2) for each of its inputs, times the squares of its
-    weights: only the ratio between groups matters here. magnitudes: float32 [K]; group_weights: float32 [K / 32].
+    weights: only the ratio between groups matters here. magnitudes: float32 [K]; group_weights: float32 [K / 64].
     """
     groups = magnitudes.astype(np.float64).reshape(-1, GROUP)
     order = np.argsort(-groups, axis=1, kind="stable")
@@ -97,6 +82,4 @@ def choose_channels(magnitudes: NDArray[np.float32], group_weights: NDArray[np.f
 def _group_weights(layer: Packed) -> NDArray[np.float32]:
     """For each group of inputs the sum of its squared scales over the columns, to which its squared weights are in
     proportion."""
-    assert layer.scales is not None
-    scales = layer.scales.view(np.float16)[:, :, 0].astype(np.float32)  # [tiles, groups, 48]
-    return (scales**2).sum(axis=(0, 2))
+    return (layer.weights["scales"].astype(np.float32) ** 2).sum(axis=(0, 2))  # of [tiles, groups, 48]

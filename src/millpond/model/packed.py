@@ -27,10 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels.cache import SOURCE_FOLDERS, source_hash
+from millpond.kernels.matmul import MOST_OUTLIERS
 from millpond.kernels.pack import size_side_by_side
 from millpond.load.gguf import GGUFFile
 from millpond.model.config import ModelConfig
-from millpond.model.outliers import MOST_OUTLIERS
 from millpond.model.weights import LlamaWeights, assemble, linear_layers, load_weights
 
 MAGIC = b"millpack"
@@ -106,7 +106,7 @@ class PackedFile:
 def packed_weights(
     file: GGUFFile, config: ModelConfig, dtype: str, *, isa: str, folder: Path, notify: Notify
 ) -> tuple[LlamaWeights, Callable[[Sequence[NDArray[np.int64]]], None]]:
-    """The weights, read where they have been packed before, and what to call with the outlier channels of all affine
+    """The weights, read where they have been packed before, and what to call with the outlier channels of all integer
     layers once they are known: it keeps newly packed weights, and does nothing for others."""
     if file.path.stat().st_size < LEAST_BYTES:
         return load_weights(file, config, dtype), lambda outliers: None
@@ -185,11 +185,10 @@ def _checksums(room: NDArray[np.uint8]) -> list[int]:
 
 
 def _checked_outliers(listed: Any, weights: LlamaWeights) -> tuple[NDArray[np.int64], ...]:
-    """The channels of each affine layer; compiled code reads memory by them, so they are looked at once more."""
-    affine = [each for layer in weights.layers for each in layer if each.scales is not None]
-    affine += [weights.head] if weights.head.scales is not None else []
+    """The channels of each integer layer; compiled code reads memory by them, so they are looked at once more."""
+    layers = weights.integer_layers
     outliers = tuple(np.array(channels, np.int64) for channels in listed)
-    for layer, channels in zip(affine, outliers, strict=True):
+    for layer, channels in zip(layers, outliers, strict=True):
         if len(channels) > MOST_OUTLIERS or any(not 0 <= channel < layer.depth for channel in channels):
             raise _Unusable("it names channels that its layers do not have")
     return outliers

@@ -1,12 +1,10 @@
 """Models of known shapes with random weights, packed as a file's would be: to time a model that is not here."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-from millpond.kernels.matmul import F32_WEIGHTS, U4, U8
+from millpond.kernels.matmul import F32_WEIGHTS, MOST_OUTLIERS, STEP_BITS, U4, U8, ZERO_CODE
 from millpond.kernels.pack import Form, Packed, empty_room, side_by_side, size_side_by_side
 from millpond.model.config import ModelConfig
-from millpond.model.outliers import MOST_OUTLIERS
 from millpond.model.weights import LlamaWeights, unit_order
 
 SHAPES = {
@@ -44,15 +42,15 @@ SHAPES = {
 def random_weights(config: ModelConfig, dtype: str, seed: int = 0) -> LlamaWeights:
     """4-bit layers and an 8-bit embedding that is the head, too, or all float32; the same for the same seed.
 
-    Each layer's outputs are about as large as its inputs. Affine layers have as many outlier channels as any layer of a
-    real model.
+    Each layer's outputs are about as large as its inputs. Integer layers have as many outlier channels as any layer of
+    a real model.
     """
     rng, forms = np.random.Generator(np.random.SFC64(seed)), layer_forms(config, dtype)
     room = empty_room(size_side_by_side(forms))
     packed = side_by_side(forms, room)
     for each in packed:
         fill(each, rng)
-    affine = [each for each in packed if each.scales is not None]
+    integers = [each for each in packed if each.kind <= U8]
     return LlamaWeights(
         embedding=packed[-1],
         head=packed[-1],
@@ -60,7 +58,7 @@ def random_weights(config: ModelConfig, dtype: str, seed: int = 0) -> LlamaWeigh
         norms=np.ones((2 * config.num_layers + 1, config.hidden_size), np.float32),
         rope_factors=None,
         room=room,
-        outliers=tuple(np.sort(rng.choice(each.depth, MOST_OUTLIERS, replace=False)) for each in affine),
+        outliers=tuple(np.sort(rng.choice(each.depth, MOST_OUTLIERS, replace=False)) for each in integers),
     )
 
 
@@ -84,12 +82,18 @@ def layer_forms(config: ModelConfig, dtype: str) -> list[Form]:
 
 def fill(layer: Packed, rng: np.random.Generator) -> None:
     """Weights of mean 0 and variance 1 / depth, and a scale for each group within a quarter of what that asks for."""
-    if layer.scales is None:
+    if layer.outliers is None:
         layer.weights[...] = rng.standard_normal(layer.weights.shape, np.float32) / np.float32(layer.depth**0.5)
         return
-    most = 15 if layer.kind == U4 else 255
-    layer.weights[...] = rng.integers(0, 1 << 32, layer.weights.shape, np.uint32)
-    deviation = ((most + 1) ** 2 - 1) ** 0.5 / 12**0.5  # of codes that are all as likely
-    both: NDArray[np.float16] = layer.scales.view(np.float16)  # [tiles, groups, scale or offset, 48]
-    both[:, :, 0] = rng.uniform(0.75, 1.25, both[:, :, 0].shape) / (deviation * layer.depth**0.5)
-    both[:, :, 1] = both[:, :, 0] * (-most / 2)
+    parts = layer.weights
+    if layer.kind == U4:
+        step = 14
+        parts["nibbles"] = rng.integers(0, 1 << 32, parts["nibbles"].shape, np.uint32)
+        parts["steps"], parts["bases"] = step << STEP_BITS, ZERO_CODE - 15 * step // 2
+        deviation = step * (255 / 12) ** 0.5  # of nibbles that are all as likely
+    else:
+        parts["codes"] = rng.integers(1, 256, (*parts["codes"].shape, 4), np.uint8).view(np.uint32)[..., 0]
+        parts["unused"] = 0
+        deviation = (254 * 256 / 12) ** 0.5
+    parts["scales"] = rng.uniform(0.75, 1.25, parts["scales"].shape) / (deviation * layer.depth**0.5)
+    layer.outliers[...] = rng.standard_normal(layer.outliers.shape, np.float32) / np.float32(layer.depth**0.5)

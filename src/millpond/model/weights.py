@@ -1,15 +1,15 @@
 """A GGUF file's tensors as packed weights, each by its own type; names, shapes and types are checked first."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millpond.errors import ModelFileError
-from millpond.kernels.matmul import BF16, F32_WEIGHTS, U4, U8, UNIT
+from millpond.kernels.matmul import BF16, F32_WEIGHTS, GROUP, U4, U8, UNIT
 from millpond.kernels.pack import Form, Packed, empty_room, pack_affine, pack_float, side_by_side, size_side_by_side
-from millpond.load.dequantize import affine_bits, dequantize, to_affine
+from millpond.load.dequantize import affine_bits, dequantize, dequantize_channels, to_affine
 from millpond.load.gguf import GGUFFile, GGUFTensor
 from millpond.model.config import ModelConfig
 
@@ -19,7 +19,9 @@ class LlamaWeights:
     """layers[i] = [q k v, o, gate up, down]; norms: float32 [2 * layers + 1, hidden].
 
     rope_factors, float32 [head_dim / 2] where the file has them, divide the rotation's frequencies. room is the run of
-    memory that all packed layers lie in. outliers: the channels of each affine layer, in order, where they are known.
+    memory that all packed layers lie in. outliers: the channels of each integer layer, in order, where they are known;
+    where they are not, exact has for each of them a function of channels that gives their weights in the file, float32
+    [columns, channels].
     """
 
     embedding: Packed
@@ -29,12 +31,19 @@ class LlamaWeights:
     rope_factors: NDArray[np.float32] | None
     room: NDArray[np.uint8]
     outliers: tuple[NDArray[np.int64], ...] | None = None
+    exact: tuple[Callable[[NDArray[np.int64]], NDArray[np.float32]], ...] = ()
 
     @property
     def packed(self) -> list[Packed]:
         """Every layer that is held, in the order in which they lie in the room."""
         layers = [each for layer in self.layers for each in layer]
         return [*layers, self.embedding] if self.head is self.embedding else [*layers, self.embedding, self.head]
+
+    @property
+    def integer_layers(self) -> list[Packed]:
+        """Those that outlier channels are taken out of, in order: an embedding that is not the head meets no inputs."""
+        layers = [each for layer in self.layers for each in layer]
+        return [each for each in [*layers, self.head] if each.kind <= U8]
 
     @property
     def kinds(self) -> frozenset[int]:
@@ -50,13 +59,13 @@ class Linear:
     order: NDArray[np.int64] | None = None
 
     def form(self, dtype: str) -> Form:
-        """Affine where all tensors are quantised, else bfloat16; float32 on request, and where quantised tensors stand
-        among others (bfloat16 would round them)."""
+        """Integers where all tensors are quantised, else bfloat16; float32 on request, where quantised tensors stand
+        among others (bfloat16 would round them), and where rows are not whole groups."""
         bits = [affine_bits(each.type) for each in self.tensors]
         quantised = [each for each in bits if each is not None]
         rows, depth = sum(each.shape[0] for each in self.tensors), self.tensors[0].shape[1]
         columns = rows if self.order is None else len(self.order)
-        if dtype == "float32" or 0 < len(quantised) < len(bits):
+        if dtype == "float32" or 0 < len(quantised) < len(bits) or (quantised and depth % GROUP):
             return Form(F32_WEIGHTS, columns, depth)
         return Form((U4 if max(quantised) == 4 else U8) if quantised else BF16, columns, depth)
 
@@ -67,11 +76,18 @@ class Linear:
         parts = [each for each in map(to_affine, self.tensors) if each is not None]
         groups = zip(*((a.codes, a.scale, a.offset) for a in parts), strict=True)
         columns = [_take(group, self.order) for group in groups]
-        return pack_affine(*columns, bits=4 if form.kind == U4 else 8)
+        try:
+            return pack_affine(*columns, bits=4 if form.kind == U4 else 8)
+        except ValueError as error:
+            raise ModelFileError(f"tensor {self.tensors[0].name!r}: {error}") from error
+
+    def channels(self, channels: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The exact weights of some input channels, float32 [columns, channels]."""
+        return _take([dequantize_channels(each, channels) for each in self.tensors], self.order)
 
 
 def load_weights(file: GGUFFile, config: ModelConfig, dtype: str) -> LlamaWeights:
-    """Pack every weight: affine where the tensor is quantised and bfloat16 where it is not, or all float32.
+    """Pack every weight: integers where the tensor is quantised and bfloat16 where it is not, or all float32.
 
     Raises ModelFileError naming the tensor that is missing, unknown, or not of the shape that the figures ask for.
     """
@@ -80,7 +96,8 @@ def load_weights(file: GGUFFile, config: ModelConfig, dtype: str) -> LlamaWeight
     weights = assemble(file, config, forms, empty_room(size_side_by_side(forms)))
     for place, linear, form in zip(weights.packed, linears, forms, strict=True):
         place.copy_from(linear.pack(form))
-    return weights
+    made_from = {id(place): linear for place, linear in zip(weights.packed, linears, strict=True)}
+    return replace(weights, exact=tuple(made_from[id(each)].channels for each in weights.integer_layers))
 
 
 def assemble(file: GGUFFile, config: ModelConfig, forms: Sequence[Form], room: NDArray[np.uint8]) -> LlamaWeights:

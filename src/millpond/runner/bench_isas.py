@@ -8,7 +8,7 @@ import numpy as np
 
 from millpond.errors import ConfigError
 from millpond.kernels.isa import runnable
-from millpond.kernels.matmul import BF16, GROUP, U4, U8, input_stride, new_errand
+from millpond.kernels.matmul import BF16, ERRAND_SIZE, GROUP, HALF, U4, U8, U8_BYTES, input_stride
 from millpond.kernels.pack import Packed, pack_affine, pack_float
 from millpond.kernels.pointwise import prepare
 from millpond.kernels.roofline import repeat_linear
@@ -115,8 +115,8 @@ def layer_run(packed: Packed, rows: int) -> Callable[[Tiles, int], None]:
     inputs, sums = np.zeros(rows * input_stride(layer), np.uint8), np.zeros((rows, DEPTH // GROUP * 2), np.float32)
     for row, values in enumerate(np.random.default_rng(1).standard_normal((rows, DEPTH), dtype=np.float32)):
         prepare(layer, values, 0, inputs.ctypes.data + row * input_stride(layer), sums[row].ctypes.data)
-    outputs, scratch = np.zeros((rows, COLUMNS), np.float32), np.zeros(DEPTH * 48, np.uint8)
-    sync, errand = new_sync(1), new_errand(0, 0, np.zeros(0, np.int64), 1)
+    outputs, scratch = np.zeros((rows, COLUMNS), np.float32), np.zeros(DEPTH // GROUP * U8_BYTES, np.uint8)
+    sync, errand = new_sync(1), np.zeros(ERRAND_SIZE, np.int64)
 
     def run(tiles: Tiles, count: int) -> None:
         assert packed.weights.size  # the descriptor holds its address alone
@@ -132,5 +132,5 @@ def random_layer(kind: int) -> Packed:
         return pack_float(rng.standard_normal((COLUMNS, DEPTH), dtype=np.float32), kind)
     bits = 4 if kind == U4 else 8
     codes = rng.integers(0, 1 << bits, (COLUMNS, DEPTH), dtype=np.uint8)
-    scale = rng.uniform(0.5, 1.5, (COLUMNS, DEPTH // GROUP)).astype(np.float16)
+    scale = rng.uniform(0.5, 1.5, (COLUMNS, DEPTH // HALF)).astype(np.float16)
     return pack_affine(codes, scale, -scale, bits)

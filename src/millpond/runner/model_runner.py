@@ -100,7 +100,10 @@ class ModelRunner:
         pairs.append((self._packed.head, self._weights.head))
         known = self._packed.outliers
         outliers = self._find_outliers(pairs) if known is None else known
-        self._outlier_weights = take_out(pairs, outliers)
+        if known is None:
+            for layer, exact, channels in zip(self._packed.integer_layers, self._packed.exact, outliers, strict=True):
+                layer.put_outliers(exact(channels))
+        take_out(pairs, outliers)
         return outliers
 
     def _jobs(self, tiles: Callable[..., Tiles]) -> list[Job]:
@@ -167,7 +170,8 @@ class ModelRunner:
                 guesses += each.token_ids[-each.num_drafts :]
         if not slots:
             return (), ()
-        token_ids, _ = self.sampler.sample(self._scratch.logits[: len(slots)], slots, positions, guesses)
+        logits, tops = self._scratch.logits[: len(slots)], self._scratch.tops[: len(slots)]
+        token_ids, _ = self.sampler.sample(logits, slots, positions, guesses, tops)
         sampled, faults, row = [], [], 0
         for each in sampling:
             rows, row = token_ids[row : row + 1 + each.num_drafts], row + 1 + each.num_drafts
@@ -233,8 +237,8 @@ class ModelRunner:
         chunk = min(chunk or self._max_rows, self._max_rows)
         block_ids = tuple(range(blocks_for_length(len(token_ids), BLOCK * self._per_block)))
         own = self._scratch
-        last, logits = (np.zeros((chunk, each.shape[1]), np.float32) for each in (own.last, own.logits))
-        scratch = own._replace(last=last, logits=logits)
+        last, logits, tops = (np.zeros((chunk, each.shape[1]), np.float32) for each in (own.last, own.logits, own.tops))
+        scratch = own._replace(last=last, logits=logits, tops=tops)
         rows = []
         for first in range(0, len(token_ids), chunk):
             part = tuple(token_ids[first : first + chunk])

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.core.step import Admission
+from millpond.kernels.matmul import COLUMNS
 from millpond.runner.sampler_kernels import (
     BLOCK,
     BRACKET,
@@ -54,13 +55,11 @@ class Sampler:
             # Zeroed pages take no memory until a slot with penalties writes to them.
             counts=np.zeros((max_num_seqs, vocab_size), np.int32),
         )
-        penalised, block_tops = np.empty(vocab_size, np.float32), np.empty(-(-vocab_size // BLOCK), np.float32)
         self._scratch = Scratch(
-            penalised=penalised,
-            penalised_bits=penalised.view(np.int32),
+            penalised=np.empty(vocab_size, np.float32),
             weights=np.empty(vocab_size, np.int64),
-            block_tops=block_tops,
-            block_bits=block_tops.view(np.int32),
+            tops=np.empty(-(-vocab_size // COLUMNS), np.float32),
+            block_tops=np.empty(-(-vocab_size // BLOCK), np.float32),
             ids=np.empty(BRACKET, np.int64),
         )
 
@@ -96,6 +95,7 @@ class Sampler:
         slots: Sequence[int],
         output_positions: Sequence[int],
         drafts: Sequence[int] | None = None,
+        tops: NDArray[np.float32] | None = None,
     ) -> tuple[list[int], list[bool]]:
         """One token per row of logits [rows, logits_width] (float32, C order), for these slots and output positions.
 
@@ -103,6 +103,8 @@ class Sampler:
         nothing above -inf; such a row's token is -1. Where a slot has penalties, its token counts as output at once.
         drafts holds, per row, the guess that it was computed behind, or NO_DRAFT; None is no draft anywhere. A guess
         is right where it is the token of the row above, else the row's token is -2 and nothing was sampled.
+        tops [rows, tiles or more], float32 in C order, are the largest logits of each row's tiles as the forward pass
+        notes them, that of the last is overwritten; None has them looked up.
         """
         rows = len(slots)
         if logits.dtype != np.float32 or not logits.flags.c_contiguous:
@@ -112,11 +114,21 @@ class Sampler:
                 f"{rows} slots and {len(output_positions)} output positions need logits of shape "
                 f"({rows}, {self.logits_width}), got {logits.shape}"
             )
+        tops = np.empty((rows, 0), np.float32) if tops is None else self._checked(tops, rows)
         tokens = np.empty(rows, np.int64)
         slots, positions = np.array(slots, np.int64), np.array(output_positions, np.int64)
         guesses = np.full(rows, NO_DRAFT) if drafts is None else np.array(drafts, np.int64)
-        sample_rows(logits, logits.view(np.int32), slots, positions, guesses, self._rules, self._scratch, tokens)
+        sample_rows(logits, tops, slots, positions, guesses, self._rules, self._scratch, tokens)
         return tokens.tolist(), (tokens == NOT_FINITE).tolist()
+
+    def _checked(self, tops: NDArray[np.float32], rows: int) -> NDArray[np.float32]:
+        tiles = self._scratch.tops.size
+        if tops.dtype != np.float32 or not tops.flags.c_contiguous or len(tops) != rows or tops.shape[1] < tiles:
+            raise ValueError(
+                f"tops must be float32 in C order, of {rows} rows and at least {tiles} tiles, "
+                f"got {tops.dtype} of shape {tops.shape} with strides {tops.strides}"
+            )
+        return tops
 
     def warm_up(self) -> None:
         """Compile (or load from the cache) everything that sample() may call; changes no slot."""
@@ -126,4 +138,4 @@ class Sampler:
         """Arguments of the compiled sampler that sample nothing."""
         none = np.empty(0, np.int64)
         logits = np.empty((0, self.logits_width), np.float32)
-        return logits, logits.view(np.int32), none, none, none, self._rules, self._scratch, none
+        return logits, logits, none, none, none, self._rules, self._scratch, none

@@ -12,7 +12,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-import millpond.kernels  # noqa: F401  (points Numba's cache at its folder)
+from millpond.kernels.matmul import COLUMNS
+from millpond.kernels.tops import largest, row_tops
 
 GREEDY_BELOW = 1e-5  # temperatures under this are 0
 NOT_FINITE = -1  # in place of a token id: the row holds a NaN, or +inf, or nothing but -inf
@@ -23,16 +24,14 @@ WEIGHT_BITS = 42  # 2**20 tokens of the largest weight still fit int64
 WEIGHT_ONE = 1 << WEIGHT_BITS
 WEIGHTLESS_NATS = 31.0  # further than this below the top, a weight is 0: above (WEIGHT_BITS + 1) * ln 2
 
-BLOCK = 512  # tokens per block of the row's survey
+TILES = 10  # of the head's tiles to a block: few tokens for greedy choice to look through, long loops for a draw
+BLOCK = TILES * COLUMNS
 BRACKET = 64  # so few candidates are sorted rather than narrowed down further
 
 IN_PROMPT = 1 << 30  # a flag above the count of a token's appearances in the output
 OUTPUT_COUNT = IN_PROMPT - 1
 
 LARGEST = float(np.finfo(np.float32).max)
-INFINITY_BITS = np.int32(0x7F800000)
-MAGNITUDE_BITS = np.int32(0x7FFFFFFF)
-LOWEST_KEY = np.int32(-0x80000000)
 
 # For functions that are only called from compiled ones: no entry from Python, which halves their compile time.
 INSIDE = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
@@ -58,49 +57,52 @@ class Rules(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Working space: a row after penalties and the weights [vocab], the largest
-    logit of each block [blocks], the few candidates that are sorted [BRACKET].
-
-    The arrays of bits are int32 views of the same memory.
-    """
+    """Working space: a row after penalties and the weights [vocab], the largest logit of each tile [tiles] and of each
+    block [blocks], the few candidates that are sorted [BRACKET]."""
 
     penalised: NDArray[np.float32]
-    penalised_bits: NDArray[np.int32]
     weights: NDArray[np.int64]
+    tops: NDArray[np.float32]
     block_tops: NDArray[np.float32]
-    block_bits: NDArray[np.int32]
     ids: NDArray[np.int64]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def sample_rows(logits, logits_bits, slots, positions, drafts, rules, scratch, tokens):
+def sample_rows(logits, tops, slots, positions, drafts, rules, scratch, tokens):
     """tokens[i] becomes the token of row i of logits [rows, logits_width], or NOT_FINITE.
 
-    logits_bits is the int32 view of the logits. drafts[i] is NO_DRAFT, or the guess that row i was computed behind:
-    where the row above gave another token, the row is NOT_REACHED and touches nothing.
+    tops [rows, tiles or more] are the largest logits of each tile as the head noted them, or [rows, 0] where nobody
+    has. drafts[i] is NO_DRAFT, or the guess that row i was computed behind: where the row above gave another token, the
+    row is NOT_REACHED and touches nothing.
     """
-    size = rules.counts.shape[1]
+    size, tiles = rules.counts.shape[1], scratch.tops.size
     for i in range(slots.shape[0]):
         if drafts[i] == NO_DRAFT or drafts[i] == tokens[i - 1]:
-            tokens[i] = sample_row(logits[i, :size], logits_bits[i, :size], slots[i], positions[i], rules, scratch)
+            tokens[i] = sample_row(logits[i, :size], tops[i, :tiles], slots[i], positions[i], rules, scratch)
         else:
             tokens[i] = NOT_REACHED
 
 
 @njit(**MERGED)
-def sample_row(row, row_bits, slot, position, rules, scratch):
+def sample_row(row, tops, slot, position, rules, scratch):
     """The token that the slot's rules choose from its logits, or NOT_FINITE; counts it where it is penalised."""
-    counts, bits = rules.counts[slot], row_bits
+    counts = rules.counts[slot]
     if rules.penalised[slot]:
         penalise(row, counts, rules.repetition[slot], rules.presence[slot], rules.frequency[slot], scratch.penalised)
-        row, bits = scratch.penalised, scratch.penalised_bits
-    top, finite = survey(bits, scratch.block_tops, scratch.block_bits)
-    if not finite:
+        row = scratch.penalised
+    if rules.penalised[slot] or tops.size == 0:
+        tops = scratch.tops
+        row_tops(row, tops)
+    elif row.size % COLUMNS:  # the head's tile goes on with columns that are no tokens
+        tops[-1] = largest(row[row.size // COLUMNS * COLUMNS :])
+    top = largest(tops)
+    if not -np.inf < top < np.inf:
         return NOT_FINITE
     if rules.temperature[slot] < GREEDY_BELOW:
-        token = first_of_the_top(row, scratch.block_tops, top)
+        token = first_of_the_top(row, tops, top)
     else:
         chance = uniform(rules.seed[slot], position)
+        join_tiles(tops, scratch.block_tops)
         token = draw(row, scratch.block_tops, top, slot, rules, chance, scratch.weights, scratch.ids)
     if rules.penalised[slot]:
         counts[token] += 1
@@ -116,43 +118,24 @@ def span(block, size):
 
 
 @njit(**INSIDE)
-def ordered(word):
-    """A float's bits as an integer of the same order, and back again."""
-    return np.int32(word ^ np.int32(np.int32(word >> np.int32(31)) & MAGNITUDE_BITS))
-
-
-@njit(**INSIDE)
-def survey(bits, block_tops, block_bits):
-    """The largest logit, and whether the row can be sampled; block_tops and block_bits get each block's largest.
-
-    Compares floats as integers of the same order: that vectorises, and a NaN cannot slip through.
-    """
-    magnitude = np.int32(0)
-    for block in range(block_bits.shape[0]):
-        key = LOWEST_KEY
-        start, stop = span(block, bits.shape[0])
-        for i in range(start, stop):
-            size = np.int32(bits[i] & MAGNITUDE_BITS)
-            rank = ordered(bits[i])
-            magnitude = size if size > magnitude else magnitude
-            key = rank if rank > key else key
-        block_bits[block] = ordered(key)
-    top = np.float32(-np.inf)
-    for block in range(block_tops.shape[0]):
-        top = block_tops[block] if block_tops[block] > top else top
-    return top, magnitude <= INFINITY_BITS and -np.inf < top < np.inf
-
-
-@njit(**INSIDE)
-def first_of_the_top(row, block_tops, top):
+def first_of_the_top(row, tops, top):
     """The lowest id among the largest logits."""
-    for block in range(block_tops.shape[0]):
-        if block_tops[block] == top:
-            start, stop = span(block, row.shape[0])
-            for i in range(start, stop):
+    for tile in range(tops.shape[0]):
+        if tops[tile] == top:
+            for i in range(tile * COLUMNS, row.shape[0]):
                 if row[i] == top:
-                    return np.int64(i)
+                    return i
     return NOT_FINITE
+
+
+@njit(**INSIDE)
+def join_tiles(tops, block_tops):
+    """The largest logit of each block from those of its tiles."""
+    for block in range(block_tops.shape[0]):
+        top = np.float32(-np.inf)
+        for tile in range(block * TILES, min((block + 1) * TILES, tops.shape[0])):
+            top = max(top, tops[tile])
+        block_tops[block] = top
 
 
 @njit(**INSIDE)
