@@ -37,8 +37,8 @@ from millpond.kernels.threads import shared_items
 # values there are kept in float32, count as 0 in their group, and are multiplied on their own at the end, by weights
 # that stand beside the tiles.
 U4, U8, BF16, F32_WEIGHTS = 0, 1, 2, 3
-# Two more kinds of tile, but of no layer: a U4 tile that many rows go through is unpacked by the first 4 of them, and
-# an U8 tile that has been read before, or was unpacked, is near and need not be fetched.
+# Two more kinds of tile, but of no layer, for 4 rows: a U4 tile that more rows will go through is unpacked by the first
+# of them, and a U8 tile that has been read before, or was unpacked, is near and need not be fetched.
 NEAR_U8, FIRST_U4 = 4, 5
 KINDS = 6
 COLUMNS = 48
@@ -347,7 +347,7 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, 
         blocks = 1
     while first < last:
         if blocks == 0:
-            rows, blocks = last - first, 1
+            rows, blocks, kind = last - first, 1, U8 if kind == NEAR_U8 else kind
         call(
             tiles.gemm[kind, rows], 0, kind, rows, blocks, layer[ADDS], a, lda, w, s, ldsums, outliers, count,
             c, ldc, groups, near, near_count, address(errand), index, address(scratch),

@@ -10,7 +10,10 @@ from numpy.typing import NDArray
 from millpond.kernels.attention import GROUP_TOKENS, TILE_ROWS, score, softmax, value
 from millpond.kernels.isa import ISAS
 from millpond.kernels.link import entry_point
-from millpond.kernels.matmul import FIRST_U4, KINDS, NEAR_U8, ROWS, U4, U8, gemm
+from millpond.kernels.matmul import BF16, F32_WEIGHTS, FIRST_U4, KINDS, NEAR_U8, ROWS, U4, U8, gemm
+
+# The kinds of tile that a kind of layer takes.
+TILES_OF = {U4: {U4, FIRST_U4, NEAR_U8, U8}, U8: {U8, NEAR_U8}, BF16: {BF16}, F32_WEIGHTS: {F32_WEIGHTS}}
 
 
 class Tiles(NamedTuple):
@@ -41,9 +44,8 @@ def load_tiles(
     level, bf16 = types.literal(ISAS[isa]), types.literal(int(kv_dtype is np.uint16))
     ints = [types.int64] * 17
     gemms = np.zeros((KINDS, ROWS + 1), np.int64)
-    near = {NEAR_U8} if {U4, U8} & {*kinds} else set()
-    for kind in {*kinds} | near | ({FIRST_U4} if U4 in kinds else set()):
-        for rows in range(ROWS if kind == FIRST_U4 else 1, ROWS + 1):
+    for kind in set().union(*(TILES_OF[kind] for kind in kinds)):
+        for rows in range(ROWS if kind in (NEAR_U8, FIRST_U4) else 1, ROWS + 1):
             gemms[kind, rows] = link(gemm, level, types.literal(kind), types.literal(rows), *ints)
     scores, values = np.zeros(TILE_ROWS + 1, np.int64), np.zeros((TILE_ROWS + 1, 5), np.int64)
     for rows in attention_rows(heads_per_kv):
