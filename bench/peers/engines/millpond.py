@@ -6,7 +6,11 @@ from bench.peers.engines.base import KV_GIB, Engine, Settings
 from bench.peers.sessions import ServerPlan, Session, WorkerSession
 from bench.peers.site import MAX_NUM_SEQS, Site
 
-VARIANTS: dict[str, Settings] = {"default": {}}
+VARIANTS: dict[str, Settings] = {
+    "default": {},
+    "kv_int8": {"kv_dtype": "int8"},
+    "budget_2048": {"max_num_batched_tokens": 2048},
+}
 
 
 def _open(site: Site, name: str, settings: Settings, prefix_caching: bool) -> Session:
