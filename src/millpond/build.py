@@ -23,6 +23,7 @@ from millpond.kernels.threads import thread_count
 from millpond.load.gguf import GGUFFile, open_gguf
 from millpond.load.store import default_cache_dir, find, resolve
 from millpond.machine import available_memory
+from millpond.model.arrays import kv_block_bytes, kv_storage
 from millpond.model.config import ModelConfig
 from millpond.model.packed import packed_weights
 from millpond.model.random_weights import random_weights, random_weights_bytes
@@ -65,7 +66,7 @@ def plan_pool(figures: ModelConfig, config: EngineConfig, available: int) -> Poo
         raise ConfigError(
             f"max_model_len is {max_model_len}, but the model was made for at most {figures.context_length} tokens"
         )
-    block_bytes = figures.kv_bytes_per_position(4 if config.dtype == "float32" else 2) * config.block_size
+    block_bytes = kv_block_bytes(figures, kv_storage(config.dtype, config.kv_dtype)) * (config.block_size // BLOCK)
     num_blocks, reason = _num_blocks(config, max_model_len, block_bytes, available)
     if num_blocks * block_bytes > available:
         raise ConfigError(
@@ -206,6 +207,7 @@ def _new_runner(
             isa=config.isa,
             threads=thread_count(config.threads),
             dtype=config.dtype,
+            kv_dtype=config.kv_dtype,
             num_blocks=plan.num_blocks,
             block_size=plan.block_size,
             max_num_seqs=config.max_num_seqs,

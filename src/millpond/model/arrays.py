@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels.attention import BLOCK, GROUP_TOKENS
+from millpond.kernels.attention_int8 import key_bytes, query_bytes, value_bytes
 from millpond.kernels.matmul import ADDS, DESCRIPTOR_SIZE, ERRAND_SIZE, GROUP, MOST_OUTLIERS, ROW_BLOCK, U8_BYTES, UNIT
 from millpond.kernels.pack import padded
 from millpond.kernels.threads import new_sync
@@ -34,7 +35,8 @@ class Weights(NamedTuple):
 
 
 class KVCache(NamedTuple):
-    """keys, values [layers, blocks, kv_heads, ...]: uint16 (bfloat16 bits) or float32, as attention.py draws them.
+    """keys, values [layers, blocks, kv_heads, ...]: uint16 (bfloat16 bits), float32, or bytes of 8-bit numbers and their
+    scales, as attention.py and attention_int8.py draw them.
 
     Views of one array: a block's keys and values of all heads are one run of memory.
     """
@@ -116,7 +118,9 @@ def new_weights(config: ModelConfig, weights: LlamaWeights, max_model_len: int) 
 
 
 def new_kv_cache(config: ModelConfig, num_blocks: int, dtype: type[np.generic]) -> KVCache:
-    """Zeroed keys and values for num_blocks blocks of 16 positions; dtype uint16 (bfloat16 bits) or float32."""
+    """Zeroed keys and values for num_blocks blocks of 16 positions; dtype uint16 (bfloat16 bits), float32 or uint8."""
+    if dtype is np.uint8:
+        return _new_int8_cache(config, num_blocks)
     outer, dim = (config.num_layers, num_blocks, 2, config.num_kv_heads), config.head_dim
     both = np.zeros((*outer, dim * BLOCK), dtype)
     if dtype is np.float32:
@@ -126,6 +130,26 @@ def new_kv_cache(config: ModelConfig, num_blocks: int, dtype: type[np.generic]) 
     return KVCache(both.reshape(*outer, *keys)[:, :, 0], both.reshape(*outer, *values)[:, :, 1])
 
 
+def _new_int8_cache(config: ModelConfig, num_blocks: int) -> KVCache:
+    heads, sizes = config.num_kv_heads, (key_bytes(config.head_dim), value_bytes(config.head_dim))
+    both = np.zeros((config.num_layers, num_blocks, heads * sum(sizes)), np.uint8)
+    parts = np.split(both, [heads * sizes[0]], axis=-1)
+    keys, values = (part.reshape(*both.shape[:2], heads, size) for part, size in zip(parts, sizes, strict=True))
+    return KVCache(keys, values)
+
+
+def kv_storage(dtype: str, kv_dtype: str) -> type[np.generic]:
+    """The type of the arrays that hold K/V for a config's dtype and kv_dtype."""
+    if kv_dtype == "int8":
+        return np.uint8
+    return np.float32 if dtype == "float32" else np.uint16
+
+
+def kv_block_bytes(config: ModelConfig, dtype: type[np.generic]) -> int:
+    """Bytes of K/V that a block of 16 positions takes over all layers."""
+    return sum(part.nbytes for part in new_kv_cache(config, 1, dtype))
+
+
 def new_scratch(
     config: ModelConfig, kv_dtype: type[np.generic], *, rows: int, sampled: int, max_model_len: int, threads: int
 ) -> Scratch:
@@ -133,6 +157,7 @@ def new_scratch(
     narrow = max(config.hidden_size, config.num_heads * config.head_dim)
     depth = max(narrow, config.ffn_size)
     width = config.heads_per_kv * config.head_dim
+    query_width = config.heads_per_kv * query_bytes(config.head_dim) if kv_dtype is np.uint8 else width
     heads = config.num_heads + 2 * config.num_kv_heads
     blocks, group_rows = -(-max_model_len // BLOCK), GROUP_TOKENS * config.heads_per_kv
     return Scratch(
@@ -141,7 +166,7 @@ def new_scratch(
         inputs=np.zeros(max(rows, sampled) * (narrow * 4 + 64), np.uint8),
         sums=np.zeros((max(rows, sampled), narrow // GROUP * 2 + MOST_OUTLIERS), np.float32),
         qkv=np.zeros((rows, padded(heads * config.head_dim)), np.float32),
-        queries=np.zeros((config.num_kv_heads, rows, width), kv_dtype),
+        queries=np.zeros((config.num_kv_heads, rows, query_width), kv_dtype),
         attended=np.zeros((config.num_kv_heads, rows, width), np.float32),
         ffn=np.zeros((threads, ROW_BLOCK, 2 * UNIT), np.float32),
         ffn_inputs=np.zeros(rows * (config.ffn_size * 4 + 64), np.uint8),
