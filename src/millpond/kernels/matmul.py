@@ -37,7 +37,10 @@ from millpond.kernels.threads import shared_items
 # values there are kept in float32, count as 0 in their group, and are multiplied on their own at the end, by weights
 # that stand beside the tiles.
 U4, U8, BF16, F32_WEIGHTS = 0, 1, 2, 3
-NEAR_U8 = 4  # a tile of U8 that many rows go through, or that has been unpacked from U4; no layer is of this kind
+# Two more kinds of tile, but of no layer: a U4 tile that many rows go through is unpacked by the first 4 of them, and
+# an U8 tile that has been read before, or was unpacked, is near and need not be fetched.
+NEAR_U8, FIRST_U4 = 4, 5
+KINDS = 6
 COLUMNS = 48
 VECTORS = COLUMNS // 16
 GROUP = 64
@@ -71,21 +74,29 @@ KIND, COLUMN_COUNT, DEPTH, WEIGHTS, OUTLIER_COUNT, OUTLIERS, OUTLIER_WEIGHTS, MA
 DESCRIPTOR_SIZE = 9
 
 
-def _integer_group(ir, kind, rows, vectors, g, acc, a, lda, w, first, sums, ldsums):
-    """One group along K for some vectors of a tile, from `first` on: integer dots, then the scales."""
+def _integer_group(ir, kind, rows, vectors, g, acc, a, lda, w, first, sums, ldsums, unpacked):
+    """One group along K for some vectors of a tile, from `first` on: integer dots, then the scales.
+
+    FIRST_U4 leaves itself as a U8 tile at `unpacked`.
+    """
     b = ir.b
     w_g = ir.at(w, ir.times(g, group_bytes.py_func(kind)))
     a_g = [ir.at(a, b.mul(lda, I64(r)), ir.times(g, GROUP)) for r in range(rows)]
     sums_g = [ir.at(sums, b.mul(ldsums, I64(r)), ir.times(g, 8)) for r in range(rows)]
     dots = [[ir.dot_start(ir.load_splat(I32, each, 4))] * vectors for each in sums_g]
     columns = range(first, first + vectors)
+    keeps, kept_g = kind == FIRST_U4, ir.at(unpacked, ir.times(g, U8_BYTES))
     for k, codes in enumerate(_group_codes(ir, kind, w_g, columns, first == 0 and kind != NEAR_U8)):
+        for j, x in zip(columns if keeps else [], codes, strict=False):
+            ir.store(x, kept_g, (k * VECTORS + j) * 64)
         codes = [b.bitcast(x, V16I32) for x in codes]
         for r in range(rows):
             activation = ir.load_splat(I32, a_g[r], 4 * k)
             dots[r] = [ir.dot_u8s8(dot, x, activation) for dot, x in zip(dots[r], codes, strict=True)]
-    scales_at = U4_SCALES_AT if kind == U4 else U8_SCALES_AT
-    scale = [ir.half_to_float(ir.load(V16I16, w_g, scales_at + 32 * j)) for j in columns]
+    halves = [ir.load(V16I16, w_g, (U4_SCALES_AT if kind in (U4, FIRST_U4) else U8_SCALES_AT) + 32 * j) for j in columns]
+    for j, x in zip(columns if keeps else [], halves, strict=False):
+        ir.store(x, kept_g, U8_SCALES_AT + 32 * j)
+    scale = [ir.half_to_float(x) for x in halves]
     result = []
     for r in range(rows):
         s = ir.load_splat(F32, sums_g[r])
@@ -98,7 +109,7 @@ def _group_codes(ir, kind, w_g, columns, fetches=False):
     """The codes of a group for some vectors of columns, four k after four k. fetches: the tile fetches itself, line by
     line between its instructions: a whole group's lines at once would hold these up."""
     lines = group_bytes.py_func(kind) // LINE if fetches else 0
-    if kind != U4:
+    if kind in (U8, NEAR_U8):
         for k in range(GROUP // 4):
             _fetch_part(ir, w_g, lines, k, GROUP // 4)
             yield [ir.load(V64I8, w_g, (k * VECTORS + j) * 64) for j in columns]
@@ -181,6 +192,7 @@ def gemm_tile(
     near_count,
     errand,
     index,
+    unpacked,
 ):
     """C[0:blocks * rows, 0:48] = (where add is 1, +=) A @ W for one tile, `rows` rows after the other. Addresses, strides
     in bytes; the first three literal.
@@ -188,14 +200,14 @@ def gemm_tile(
     a: int8, bfloat16 or float32 [rows][K] as the kind wants it. sums: for each row [K/64][float32 scale, int32 -128 *
     sum of codes], then its values of the outlier channels. groups: of 64 inputs, or of 32 for BF16 and F32. With each
     block of rows it fetches `near_count` cache lines from `near` on, the next ones with the next, and the part of the
-    errand that falls to call `index`, the next with the next.
+    errand that falls to call `index`, the next with the next. unpacked: where FIRST_U4 leaves itself as a U8 tile.
     """
     isa_, kind_, rows_ = isa.literal_value, kind.literal_value, rows.literal_value
 
     def codegen(context, builder, signature, args):
         ir = Ir(builder, isa_)
         blocks, add, a, lda, w, sums, lds, outliers, outlier_count, c, ldc, groups = args[3:15]
-        near, near_count, errand, index = args[15:]
+        near, near_count, errand, index, unpacked = args[15:]
         adds = builder.icmp_signed("!=", add, I64(0))
         vectors = ir.together(VECTORS, VECTORS if rows_ == 1 else 1)
         near_each = _ceiling_share(ir, near_count, groups)
@@ -207,7 +219,7 @@ def gemm_tile(
                 _fetch_share(ir, g, *far)
             if kind_ in (BF16, F32_WEIGHTS):
                 return _float_group(ir, kind_, rows_, vectors, g, acc, a, lda, ir.at(w, first * 64))
-            return _integer_group(ir, kind_, rows_, vectors, g, acc, a, lda, w, first, sums, lds)
+            return _integer_group(ir, kind_, rows_, vectors, g, acc, a, lda, w, first, sums, lds, unpacked)
 
         def some_rows(block, _):
             skipped = ir.times(block, rows_)
@@ -215,21 +227,28 @@ def gemm_tile(
             near_b = ir.at(near, ir.times(builder.mul(block, near_count), LINE))
             start, lines = _part_of(ir, errand, builder.add(index, block))
             far = start, lines, _ceiling_share(ir, lines, groups)
+            for r in range(rows_):
+                for j in range(VECTORS):
+                    ir.prefetch(ir.at(c_b, builder.mul(ldc, I64(r))), 64 * j)
             for first in range(0, VECTORS, vectors):
                 acc = ir.loop(groups, [ir.zero()] * (rows_ * vectors), partial(group, first, a_b, sums_b, near_b, far))
                 if kind_ not in (BF16, F32_WEIGHTS):
                     values = ir.at(sums_b, ir.times(groups, 8))
                     acc = _add_outliers(ir, acc, vectors, values, lds, ir.at(outliers, first * 64), outlier_count)
-                for x, value in enumerate(acc):
-                    at, offset = ir.at(c_b, builder.mul(ldc, I64(x // vectors))), 64 * (first + x % vectors)
-                    total = builder.fadd(ir.load(V16F32, at, offset), value)
-                    ir.store(builder.select(adds, total, value), at, offset)
+                places = [(ir.at(c_b, builder.mul(ldc, I64(r))), 64 * (first + j)) for r in range(rows_) for j in range(vectors)]
+                with builder.if_else(adds) as (then, otherwise):
+                    with then:
+                        for (at, offset), value in zip(places, acc, strict=True):
+                            ir.store(builder.fadd(ir.load(V16F32, at, offset), value), at, offset)
+                    with otherwise:  # without a load, which would wait for memory that is written only
+                        for (at, offset), value in zip(places, acc, strict=True):
+                            ir.store(value, at, offset)
             return []
 
         ir.loop(blocks, [], some_rows)
         return context.get_dummy_value()
 
-    return types.void(isa, kind, rows, *[types.int64] * 16), codegen
+    return types.void(isa, kind, rows, *[types.int64] * 17), codegen
 
 
 def _ceiling_share(ir, lines, groups):
@@ -282,45 +301,16 @@ def fetch(typingctx, start, lines):
     return types.void(types.int64, types.int64), codegen
 
 
-@intrinsic(prefer_literal=True)
-def unpack_tile(typingctx, isa, source, target, groups):
-    """A U4 tile as the U8 tile that stands for the same weights."""
-    isa_ = isa.literal_value
-
-    def codegen(context, builder, signature, args):
-        ir, (source, target, groups) = Ir(builder, isa_), args[1:]
-
-        def group(g, _):
-            w_g, t_g = ir.at(source, ir.times(g, U4_BYTES)), ir.at(target, ir.times(g, U8_BYTES))
-            for k, codes in enumerate(_group_codes(ir, U4, w_g, range(VECTORS))):
-                for j, each in enumerate(codes):
-                    ir.store(each, t_g, (k * VECTORS + j) * 64)
-            for j in range(VECTORS):
-                ir.store(ir.load(V16I16, w_g, U4_SCALES_AT + 32 * j), t_g, U8_SCALES_AT + 32 * j)
-            return []
-
-        ir.loop(groups, [], group)
-        return context.get_dummy_value()
-
-    return types.void(isa, *[types.int64] * 3), codegen
-
-
 @njit(cache=True, nogil=True)
 def gemm(
     isa, kind, rows, blocks, add, a, lda, w, sums, ldsums, outliers, outlier_count, c, ldc, groups,
-    near, near_count, errand, index,
+    near, near_count, errand, index, unpacked,
 ):  # fmt: skip
     """gemm_tile as a function to be compiled on its own, once for each (isa, kind, rows)."""
     gemm_tile(
         isa, kind, rows, blocks, add, a, lda, w, sums, ldsums, outliers, outlier_count, c, ldc, groups,
-        near, near_count, errand, index,
+        near, near_count, errand, index, unpacked,
     )  # fmt: skip
-
-
-@njit(cache=True, nogil=True)
-def unpack(isa, source, target, groups):
-    """unpack_tile as a function to be compiled on its own, once for each isa."""
-    unpack_tile(isa, source, target, groups)
 
 
 @njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
@@ -340,28 +330,28 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, 
     if kind <= U8 and calls == 1:
         near_count = 0  # it fetches itself
     elif kind <= U8:
-        if kind == U4:
-            w = address(scratch)
-            call(tiles.unpack, 0, source, w, groups)
-        kind = NEAR_U8
+        kind = NEAR_U8 if kind == U8 else FIRST_U4
     count = layer[OUTLIER_COUNT]
     outliers = layer[OUTLIER_WEIGHTS] + tile * MOST_OUTLIERS * COLUMNS * 4
     fetch(outliers, count * VECTORS)
     lda, ldsums = input_stride(layer), sums.strides[0]
     a, s = address(inputs) + first * lda, address(sums) + first * ldsums
     rows, blocks = ROWS, (last - first) // ROWS
-    while True:
-        if blocks:
-            call(
-                tiles.gemm[kind, rows], 0, kind, rows, blocks, layer[ADDS], a, lda, w, s, ldsums, outliers, count,
-                c, ldc, groups, near, near_count, address(errand), index,
-            )  # fmt: skip
+    if kind == FIRST_U4:
+        blocks = 1
+    while first < last:
+        if blocks == 0:
+            rows, blocks = last - first, 1
+        call(
+            tiles.gemm[kind, rows], 0, kind, rows, blocks, layer[ADDS], a, lda, w, s, ldsums, outliers, count,
+            c, ldc, groups, near, near_count, address(errand), index, address(scratch),
+        )  # fmt: skip
         done = blocks * rows
         first, a, s, c = first + done, a + done * lda, s + done * ldsums, c + done * ldc
-        near, index = near + blocks * near_count * LINE, index + blocks
-        if first == last:
-            return index
-        rows, blocks = last - first, 1
+        near, index, blocks = near + blocks * near_count * LINE, index + blocks, (last - first) // ROWS
+        if kind == FIRST_U4:
+            kind, w = NEAR_U8, address(scratch)
+    return index
 
 
 @njit(cache=True, nogil=True)
@@ -374,7 +364,7 @@ def input_stride(layer):
 @njit(cache=True, nogil=True)
 def group_bytes(kind):
     """Of a tile: 64 inputs, or 32 where a tile is not integers."""
-    if kind == U4:
+    if kind in (U4, FIRST_U4):
         return U4_BYTES
     if kind in (U8, NEAR_U8):
         return U8_BYTES

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from millpond.kernels.attention import GROUP_TOKENS, KV_KINDS, TILE_ROWS, score, softmax, value
 from millpond.kernels.isa import ISAS
 from millpond.kernels.link import entry_point
-from millpond.kernels.matmul import NEAR_U8, ROWS, U4, U8, gemm, unpack
+from millpond.kernels.matmul import FIRST_U4, KINDS, NEAR_U8, ROWS, U4, U8, gemm
 
 
 class Tiles(NamedTuple):
@@ -19,7 +19,6 @@ class Tiles(NamedTuple):
 
     threads: int
     gemm: NDArray[np.int64]
-    unpack: int
     score: NDArray[np.int64]
     softmax: int
     value: NDArray[np.int64]
@@ -40,10 +39,11 @@ def load_tiles(
     link is called with each function and the types of its arguments, and returns its address.
     """
     level, kv = types.literal(ISAS[isa]), types.literal(KV_KINDS[kv_dtype])
-    ints = [types.int64] * 16
-    gemms = np.zeros((5, ROWS + 1), np.int64)
-    for kind in {*kinds} | ({NEAR_U8} if {U4, U8} & {*kinds} else set()):
-        for rows in range(1, ROWS + 1):
+    ints = [types.int64] * 17
+    gemms = np.zeros((KINDS, ROWS + 1), np.int64)
+    near = {NEAR_U8} if {U4, U8} & {*kinds} else set()
+    for kind in {*kinds} | near | ({FIRST_U4} if U4 in kinds else set()):
+        for rows in range(ROWS if kind == FIRST_U4 else 1, ROWS + 1):
             gemms[kind, rows] = link(gemm, level, types.literal(kind), types.literal(rows), *ints)
     scores, values = np.zeros(TILE_ROWS + 1, np.int64), np.zeros((TILE_ROWS + 1, 5), np.int64)
     for rows in attention_rows(heads_per_kv):
@@ -54,7 +54,6 @@ def load_tiles(
     return Tiles(
         threads=threads,
         gemm=gemms,
-        unpack=link(unpack, level, *ints[:3]),
         score=scores,
         softmax=link(softmax, kv, *ints[:8]),
         value=values,
