@@ -28,7 +28,7 @@ def write_tiny_llama(
     kv_heads: int = 2,
     head_dim: int = 16,
     layers: int = 2,
-    ffn: int = 96,
+    ffn: int = 128,
     vocab: int | None = None,
     padding_rows: int = 0,
     types: Mapping[str, str] | None = None,
@@ -41,11 +41,12 @@ def write_tiny_llama(
 ) -> dict[str, np.ndarray]:
     """Write a random Llama model and return the float32 tensors that the file holds, under Hugging Face names.
 
-    The hidden size is heads * head_dim. `vocab` counts the tokenizer's tokens (267 at least, the default), the
-    embedding has `padding_rows` more. `types` maps patterns of GGUF tensor names to ggml type names, the first
-    that matches wins, F32 where none does: {"*attn*weight": "Q4_1", "token_embd.weight": "Q8_0"}; norms are
-    always F32. `metadata` is added to the file's own and wins; a value of None removes the key. The arrays
-    returned are after rounding to the type, in Hugging Face row order ([out, in]; q and k not permuted).
+    The hidden size is heads * head_dim. Quantised rows run as integers where that and ffn are multiples of 64.
+    `vocab` counts the tokenizer's tokens (267 at least, the default), the embedding has `padding_rows` more. `types`
+    maps patterns of GGUF tensor names to ggml type names, the first that matches wins, F32 where none does:
+    {"*attn*weight": "Q4_1", "token_embd.weight": "Q8_0"}; norms are always F32. `metadata` is added to the file's own
+    and wins; a value of None removes the key. The arrays returned are after rounding to the type, in Hugging Face row
+    order ([out, in]; q and k not permuted).
     """
     rng = np.random.default_rng(seed)
     tokens, token_types = vocabulary(vocab)

@@ -30,7 +30,7 @@ def report_of(capsys, *arguments: str) -> dict:
 def test_it_tells_the_figures_of_the_model(model, capsys):
     told = report_of(capsys, str(model))["model"]
     assert told["name"] == "tiny llama"
-    assert (told["architecture"], told["layers"], told["hidden_size"], told["ffn_size"]) == ("llama", 2, 64, 96)
+    assert (told["architecture"], told["layers"], told["hidden_size"], told["ffn_size"]) == ("llama", 2, 64, 128)
     assert (told["heads"], told["kv_heads"], told["head_dim"], told["context_length"]) == (4, 2, 16, 512)
     assert told["tensor_types"] == {"Q8_0": 1, "F32": 11, "Q4_1": 8}
     assert told["size_bytes"] == model.stat().st_size

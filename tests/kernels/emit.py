@@ -17,6 +17,11 @@ NARROW_ISAS = [isa for isa in RUNNABLE_ISAS if isa in ("avx2", "vnni256")]
 BYTES = {V16F32: 64, V16I32: 64, V64I8: 64, V32I16: 64, V16I16: 32, V16I8: 16}
 
 
+def counted_from(isa: str) -> int:
+    """What the unsigned bytes of a dot product count from."""
+    return 128 if isa == "avx2" else 0
+
+
 def lanes(emit: Callable, inputs: list, output, isa: str = "portable") -> Callable[..., np.ndarray]:
     """A function of arrays: emit(ir, *vectors) over them. inputs and output are vector types; the arrays hold whole
     vectors, and the result comes as raw bytes [count, bytes of one vector]."""

@@ -24,7 +24,7 @@ SMALLEST = 2.0**-149
 
 
 class Row:
-    """A row after `prepare`: its codes or values, and for an affine layer the groups' numbers and the outliers."""
+    """A row after `prepare`: its codes or values, and for an integer layer the groups' numbers and the outliers."""
 
     def __init__(self, x, kind=U4, channels=(), magnitudes=None):
         self.x = np.array(x, np.float32)
@@ -38,7 +38,8 @@ class Row:
         self.numbers = np.full(2 * groups + self.channels.size + 2, GUARD, np.float32)
         prepare(layer, self.x, 0, self.target.ctypes.data, self.numbers.ctypes.data)
         self.codes = self.target[: self.x.size].view(np.int8).astype(np.int64)
-        self.scale, self.scaled_sum = self.numbers[: 2 * groups].reshape(groups, 2).T
+        self.scale = self.numbers[: 2 * groups : 2]
+        self.correction = self.numbers[1 : 2 * groups : 2].view(np.int32)
         self.outliers = self.numbers[2 * groups : -2]
 
     def values(self) -> np.ndarray:
@@ -68,17 +69,21 @@ def test_the_largest_of_each_group_has_the_code_127_with_its_sign():
     assert codes.min() >= -127
 
 
-def test_the_second_number_of_a_group_is_its_scale_times_the_sum_of_its_codes():
+def test_the_second_number_of_a_group_is_the_sum_of_its_codes_times_128_below_zero():
     row = Row(random_row())
-    sums = row.codes.reshape(-1, GROUP).sum(axis=1).astype(np.float32)
-    np.testing.assert_array_equal(row.scaled_sum, row.scale * sums)
+    np.testing.assert_array_equal(row.correction, -128 * row.codes.reshape(-1, GROUP).sum(axis=1))
+
+
+def test_codes_that_are_all_as_large_as_they_can_be_have_their_sum_too():
+    row = Row(np.repeat(np.float32([1, -1]), GROUP))
+    np.testing.assert_array_equal(row.correction, [-128 * 127 * GROUP, 128 * 127 * GROUP])
 
 
 def test_a_group_of_zeros_is_zeros():
     x = random_row()
     x[GROUP : 2 * GROUP] = 0
     row = Row(x)
-    assert (row.scale[1], row.scaled_sum[1]) == (0, 0)
+    assert (row.scale[1], row.correction[1]) == (0, 0)
     assert not row.codes[GROUP : 2 * GROUP].any()
     assert np.abs(row.values() - x).max() <= 0.5001 * row.scale.max()
 
@@ -86,10 +91,10 @@ def test_a_group_of_zeros_is_zeros():
 def test_one_large_value_coarsens_its_own_group_only():
     x = random_row()
     before = Row(x)
-    x[40] = 1e6
+    x[GROUP + 8] = 1e6
     after = Row(x)
-    assert after.codes[40] == 127
-    assert np.abs(np.delete(after.codes[GROUP : 2 * GROUP], 40 - GROUP)).max() == 0
+    assert after.codes[GROUP + 8] == 127
+    assert np.abs(np.delete(after.codes[GROUP : 2 * GROUP], 8)).max() == 0
     others = np.delete(np.arange(x.size), np.arange(GROUP, 2 * GROUP))
     np.testing.assert_array_equal(after.codes[others], before.codes[others])
 
@@ -97,7 +102,7 @@ def test_one_large_value_coarsens_its_own_group_only():
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_makes_its_groups_scale_not_finite(bad):
     x = random_row()
-    x[40] = bad
+    x[GROUP + 8] = bad
     row = Row(x)
     assert np.isfinite(row.scale).tolist() == [True, False, True, True, True, True]
 
@@ -112,14 +117,14 @@ def test_a_group_of_numbers_of_any_size_keeps_to_its_scale(largest):
     x = row_up_to(largest)
     row = Row(x)
     assert np.abs(row.values() - x).max() <= 0.5001 * row.scale[0]
-    np.testing.assert_allclose(row.scaled_sum[0], row.values().sum(), rtol=1e-6)
+    np.testing.assert_array_equal(row.correction, -128 * row.codes.reshape(-1, GROUP).sum(axis=1))
 
 
 @pytest.mark.parametrize("largest", [1e-37, 2.0**-126, 1e-40, 7 * SMALLEST, SMALLEST])
 def test_a_group_of_vanishing_numbers_counts_as_next_to_nothing(largest):
     row = Row(row_up_to(largest))
     assert np.abs(row.values()).max() <= 1.01 * largest
-    assert abs(row.scaled_sum[0]) < 1e-28
+    np.testing.assert_array_equal(row.correction, -128 * row.codes.reshape(-1, GROUP).sum(axis=1))
 
 
 def test_a_bfloat16_layer_takes_the_row_rounded_to_nearest_even():
@@ -137,7 +142,7 @@ def test_a_float32_layer_takes_the_row_as_it_is():
     assert (row.target[4 * x.size :] == GUARD).all()
 
 
-def test_an_affine_row_writes_its_codes_and_numbers_and_nothing_beyond():
+def test_an_integer_layers_row_writes_its_codes_and_numbers_and_nothing_beyond():
     row = Row(random_row(), channels=[5, 40])
     assert (row.target[row.x.size :] == GUARD).all()
     assert (row.numbers[-2:] == GUARD).all()

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from kernels.emit import RUNNABLE_ISAS
+from kernels.emit import RUNNABLE_ISAS, counted_from
 from millpond.kernels import roofline
 from millpond.kernels.pack import round_to_bf16
 from millpond.kernels.roofline import (
@@ -31,14 +31,16 @@ every_isa = pytest.mark.parametrize("isa", RUNNABLE_ISAS)
 ROUNDS = 5
 
 
-def operands(kind) -> tuple[np.ndarray, list[np.ndarray]]:
+def operands(kind, isa="portable") -> tuple[np.ndarray, list[np.ndarray]]:
     """Bits for a probe, and the sums of one round: for each row, each vector of weights."""
     rng = np.random.default_rng(kind)
     bits = np.zeros((1 + WEIGHT_VECTORS + ROWS, 16), np.int32)
     if kind == DOT_U8S8:
-        codes = rng.integers(0, 256, (7, 64), dtype=np.uint8)
+        codes = rng.integers(1, 256, (7, 64), dtype=np.uint8)
+        codes[WEIGHT_VECTORS:] ^= 128  # signed, from -127 on
         bits[1:] = codes.view(np.int32)
-        weights, rows = codes[:WEIGHT_VECTORS].astype(np.int64), codes[WEIGHT_VECTORS:].view(np.int8).astype(np.int64)
+        weights = codes[:WEIGHT_VECTORS].astype(np.int64) - counted_from(isa)
+        rows = codes[WEIGHT_VECTORS:].view(np.int8).astype(np.int64)
     elif kind == DOT_BF16:
         values = rng.integers(-8, 8, (7, 32)).astype(np.float32)  # small integers: no rounding anywhere
         bits[1:] = round_to_bf16(values).view(np.int32)
@@ -53,7 +55,7 @@ def operands(kind) -> tuple[np.ndarray, list[np.ndarray]]:
 @every_isa
 @pytest.mark.parametrize("kind", DOTS.values(), ids=list(DOTS))
 def test_every_product_that_a_rate_counts_is_computed(isa, kind):
-    bits, once = operands(kind)
+    bits, once = operands(kind, isa)
     probes = Probes(isa, 1)
     probes.run(kind, np.array([bits.ctypes.data]), ROUNDS)
     sums = probes.sinks[0] if kind == DOT_U8S8 else probes.sinks[0].view(np.float32)

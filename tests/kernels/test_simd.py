@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kernels.emit import NARROW_ISAS, RUNNABLE_ISAS, lanes
+from kernels.emit import NARROW_ISAS, RUNNABLE_ISAS, counted_from, lanes
 from millpond.kernels.isa import ISAS
 from millpond.kernels.simd import V16F32, V16I16, V16I32, V32I16, Ir
 
@@ -96,34 +96,42 @@ def test_to_bf16_keeps_infinity_and_what_is_not_a_number(to_bf16):
 @every_isa
 def test_dot_u8s8_is_exact_at_the_extremes_and_between(isa):
     rng = np.random.default_rng(1)
-    weights = rng.integers(0, 256, (64, 64), dtype=np.uint8)
-    activations = rng.integers(-128, 128, (64, 64), dtype=np.int8)
-    weights[:4], activations[0], activations[1], activations[2], activations[3] = 255, -128, 127, -1, 0
+    weights = rng.integers(1, 256, (64, 64), dtype=np.uint8)
+    activations = rng.integers(-127, 128, (64, 64), dtype=np.int8)
+    weights[:3], weights[3:6] = 255, 1
+    activations[[0, 3]], activations[[1, 4]], activations[[2, 5]] = -127, 127, 0
     start = rng.integers(-(1 << 20), 1 << 20, (64, 16), dtype=np.int32)
     got = lanes(lambda ir, acc, w, a: ir.dot_u8s8(acc, w, a), [V16I32, V16I32, V16I32], V16I32, isa)(
         start, weights, activations
     ).view(np.int32)
-    products = (weights.astype(np.int32) * activations).reshape(64, 16, 4)
+    products = ((weights.astype(np.int32) - counted_from(isa)) * activations).reshape(64, 16, 4)
     np.testing.assert_array_equal(got, start + products.sum(axis=2))
-    assert (got - start).min() == 4 * 255 * -128
+    assert (got - start).max() == 4 * 127 * (255 - counted_from(isa))
 
 
-@pytest.mark.parametrize("isa", NARROW_ISAS)
-def test_eight_sums_of_4_bit_pairs_are_exact_at_the_extremes(isa):
-    weights = np.random.default_rng(5).integers(0, 16, (64, 64), dtype=np.uint8)
-    activations = np.random.default_rng(6).integers(-128, 128, (64, 64), dtype=np.int8)
-    weights[:3], activations[0], activations[1], activations[2] = 15, -128, 127, 0
+@every_isa
+def test_a_chain_of_dots_from_its_start_sums_weights_less_128(isa):
+    rng = np.random.default_rng(5)
+    weights, activations = (
+        rng.integers(1, 256, (64, 64), dtype=np.uint8),
+        rng.integers(-127, 128, (64, 64), dtype=np.int8),
+    )
+    correction = -128 * activations.astype(np.int32).reshape(64, 16, 4).sum(axis=2, dtype=np.int32)
 
-    def eight(ir, w, a):
-        acc = ir.const(V32I16, 0)
-        for _ in range(8):
-            acc = ir.pairs_u4s8(acc, w, a)
-        return ir.add_pairs(acc)
+    def chain(ir, correction, w, a):
+        return ir.dot_u8s8(ir.dot_start(correction), w, a)
 
-    got = lanes(eight, [V16I32, V16I32], V16I32, isa)(weights, activations).view(np.int32)
-    products = (weights.astype(np.int32) * activations).reshape(64, 16, 4)
-    np.testing.assert_array_equal(got, 8 * products.sum(axis=2))
-    assert got.min() == 8 * 4 * 15 * -128
+    got = lanes(chain, [V16I32, V16I32, V16I32], V16I32, isa)(correction, weights, activations).view(np.int32)
+    products = ((weights.astype(np.int32) - 128) * activations).reshape(64, 16, 4)
+    np.testing.assert_array_equal(got, products.sum(axis=2))
+
+
+@every_isa
+def test_the_high_product_is_the_upper_half_of_unsigned_products(isa):
+    x, y = np.random.default_rng(6).integers(0, 1 << 16, (2, 64, 32), dtype=np.uint16)
+    x[0], y[0], y[1] = 0xFFFF, 0xFFFF, 0
+    got = lanes(lambda ir, x, y: ir.high_product(x, y), [V32I16, V32I16], V32I16, isa)(x, y).view(np.uint16)
+    np.testing.assert_array_equal(got, x.astype(np.uint32) * y >> 16)
 
 
 @pytest.mark.parametrize("isa", NARROW_ISAS)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gguf_writer import write_gguf
 from millpond.errors import ModelFileError
-from millpond.load.dequantize import LAYOUTS, dequantize, to_affine
+from millpond.load.dequantize import LAYOUTS, dequantize, dequantize_channels, to_affine
 from millpond.load.ggml_types import BLOCKS, SUPPORTED, GGMLType
 from millpond.load.gguf import GGUFTensor, open_gguf
 from tiny_llama import write_tiny_llama
@@ -67,6 +67,24 @@ def test_the_affine_form_has_the_shapes_and_bits_it_promises(kind):
     assert affine.bits == (4 if kind in (GGMLType.Q4_0, GGMLType.Q4_1) else 8)
     assert affine.codes.max() < 2**affine.bits
     assert all(part.flags.c_contiguous for part in (affine.codes, affine.scale, affine.offset))
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+@pytest.mark.parametrize("channels", [[], [31], [95, 0, 32, 33, 64, 63]], ids=str)
+def test_some_channels_are_the_columns_of_the_whole_matrix_in_the_order_asked_for(kind, channels):
+    tensor, channels = random_tensor(kind, 7, 96), np.array(channels, np.int64)
+    values = dequantize_channels(tensor, channels)
+    assert values.dtype == np.float32
+    assert np.array_equal(values, dequantize(tensor)[:, channels])
+
+
+def test_channels_are_read_without_a_look_at_the_others():
+    tensor = random_tensor(GGMLType.Q4_1, 4, 96)
+    whole = dequantize(tensor)
+    tensor.data.view(LAYOUTS[tensor.type])["d"][1::3] = np.nan  # of columns 32 to 63
+    assert np.array_equal(dequantize_channels(tensor, np.array([0, 95])), whole[:, [0, 95]])
+    with pytest.raises(ModelFileError, match="has a scale that is not finite"):
+        dequantize_channels(tensor, np.array([40]))
 
 
 @pytest.mark.parametrize("kind", [GGMLType.F32, GGMLType.F16, GGMLType.BF16])

@@ -31,7 +31,7 @@ RATES = MachineRates(
 
 
 def packed(columns, depth, kind=U8, num_bytes=1000):
-    return Packed(kind, columns, depth, np.zeros(num_bytes - 100, np.uint8), np.zeros(50, np.uint16))
+    return Packed(kind, columns, depth, np.zeros(num_bytes, np.uint8))
 
 
 def weights(kind=U8):

@@ -5,11 +5,12 @@ import ctypes
 import numpy as np
 import pytest
 
-from millpond.kernels.matmul import DESCRIPTOR_SIZE, GROUP, MAGNITUDES, OUTLIER_COUNT, OUTLIER_WEIGHTS, OUTLIERS
-from millpond.kernels.pack import pack_affine, pack_float, unpack
+from millpond.kernels.matmul import DESCRIPTOR_SIZE, GROUP, HALF, MAGNITUDES, OUTLIER_COUNT, OUTLIERS
+from millpond.kernels.pack import pack_affine, pack_float
 from millpond.model.outliers import (
     MOST_OUTLIERS,
     PROBE_TOKENS,
+    _group_weights,
     choose_channels,
     find_outliers,
     probe_tokens,
@@ -32,10 +33,10 @@ def magnitudes_with(**channels: float) -> np.ndarray:
     return magnitudes
 
 
-def affine_layer(depth=GROUPS * GROUP, seed=0):
+def integer_layer(depth=GROUPS * GROUP, seed=0):
     rng = np.random.default_rng(seed)
     codes = rng.integers(0, 16, (48, depth), dtype=np.uint8)
-    scale, offset = rng.uniform(0.5, 1.5, (2, 48, depth // GROUP)).astype(np.float16)
+    scale, offset = rng.uniform(0.5, 1.5, (2, 48, depth // HALF)).astype(np.float16)
     return pack_affine(codes, scale, offset, 4)
 
 
@@ -48,7 +49,7 @@ def test_a_large_channel_is_taken_out():
 
 
 def test_large_channels_of_different_groups_are_all_taken_out():
-    assert sorted(choose_channels(magnitudes_with(c40=50, c3=80, c100=60), EVEN).tolist()) == [3, 40, 100]
+    assert sorted(choose_channels(magnitudes_with(c3=80, c100=50, c200=60), EVEN).tolist()) == [3, 100, 200]
 
 
 def test_where_there_is_not_room_for_all_the_channels_that_do_most_harm_are_taken_out():
@@ -72,7 +73,8 @@ def test_a_group_that_is_large_all_over_does_not_keep_another_groups_channel_in(
 def test_a_group_whose_weights_hardly_count_keeps_its_large_channel():
     weights = EVEN.copy()
     weights[1] = 1e-6
-    assert choose_channels(magnitudes_with(c40=50), weights).tolist() == []
+    assert choose_channels(magnitudes_with(c100=50), EVEN).tolist() == [100]
+    assert choose_channels(magnitudes_with(c100=50), weights).tolist() == []
 
 
 def test_no_more_channels_are_taken_out_than_there_is_room_for():
@@ -100,8 +102,8 @@ def test_one_channel_that_is_not_finite_raises_no_warning_and_takes_no_good_one_
     assert set(choose_channels(magnitudes_with(c40=bad), EVEN).tolist()) <= {40}
 
 
-def test_the_probe_fills_the_descriptors_of_affine_layers_and_no_others():
-    layers = [affine_layer(seed=1), pack_float(np.ones((48, 64), np.float32), 2), affine_layer(seed=2)]
+def test_the_probe_fills_the_descriptors_of_integer_layers_and_no_others():
+    layers = [integer_layer(seed=1), pack_float(np.ones((48, 64), np.float32), 2), integer_layer(seed=2)]
     rows = np.array([each.descriptor() for each in layers])
     before = rows.copy()
     seen = []
@@ -115,17 +117,21 @@ def test_the_probe_fills_the_descriptors_of_affine_layers_and_no_others():
     pairs = list(zip(layers, rows, strict=True))
     kept = find_outliers(pairs, probe)
     np.testing.assert_array_equal(rows, before)
-    weights = take_out(pairs, kept)
+    take_out(pairs, kept)
     assert [address != 0 for address in seen] == [True, False, True]
     assert [channels.tolist() for channels in kept] == [[40], [7]]
     np.testing.assert_array_equal(rows[:, OUTLIER_COUNT], [1, 0, 1])
     np.testing.assert_array_equal(rows[[0, 2], OUTLIERS], [each.ctypes.data for each in kept])
-    np.testing.assert_array_equal(rows[[0, 2], OUTLIER_WEIGHTS], [each.ctypes.data for each in weights])
-    for layer, channels, kept_weights in zip(layers[::2], kept, weights, strict=True):
-        np.testing.assert_array_equal(kept_weights[0], unpack(layer)[:, channels].T)
     assert not rows[:, MAGNITUDES].any()
-    others = [i for i in range(DESCRIPTOR_SIZE) if i not in (OUTLIER_COUNT, OUTLIERS, OUTLIER_WEIGHTS, MAGNITUDES)]
+    others = [i for i in range(DESCRIPTOR_SIZE) if i not in (OUTLIER_COUNT, OUTLIERS, MAGNITUDES)]
     np.testing.assert_array_equal(rows[:, others], before[:, others])
+
+
+def test_a_group_counts_by_the_squares_of_its_weights_over_all_columns():
+    layer = integer_layer()
+    layer.weights["scales"][...] = 1
+    layer.weights["scales"][:, 2] = 0.1
+    np.testing.assert_allclose(_group_weights(layer), [48, 48, 0.48, 48, 48, 48], rtol=1e-3)
 
 
 @pytest.mark.parametrize("vocab", [1, 267, 49152, 151936])

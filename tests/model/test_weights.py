@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import millpond.model.weights as weights_module
+from kernels.slow_linear import integer_weights
 from millpond.errors import ModelFileError
 from millpond.kernels.matmul import BF16, F32_WEIGHTS, U4, U8
 from millpond.kernels.pack import round_to_bf16, unpack
@@ -15,6 +16,7 @@ from millpond.model.weights import load_weights
 from tiny_llama import write_tiny_llama
 
 QKV, OUT, GATE_UP, DOWN = range(4)
+FFN = 192  # a unit of gate and up, whose rows are then in the file's order
 ALL_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 HF_PARTS = {
     QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -28,7 +30,7 @@ class Tiny:
     """A small file, what it holds under Hugging Face names, and its figures."""
 
     def __init__(self, path, **shape):
-        self.reference = write_tiny_llama(path, **{"head_dim": 32, **shape})
+        self.reference = write_tiny_llama(path, **{"head_dim": 32, "ffn": FFN, **shape})
         self.file = open_gguf(path)
         self.config = ModelConfig.from_metadata(self.file.metadata, self.file.tensors["token_embd.weight"].shape[0])
 
@@ -52,6 +54,13 @@ class Tiny:
 @pytest.fixture
 def tiny(tmp_path):
     return lambda **shape: Tiny(tmp_path / "tiny.gguf", **shape)
+
+
+def assert_as_near_as_integers_can_be(packed, expected):
+    """Each weight is within half a unit of its group's scale, or, of 4 bits, within about one."""
+    scales = integer_weights(packed)[1][: packed.columns].astype(np.float64)
+    error = np.abs(unpack(packed) - expected).reshape(*scales.shape, 64)
+    assert (error <= (1.06 if packed.kind == U4 else 0.501) * scales[..., None]).all()
 
 
 def to_bf16(x):
@@ -79,7 +88,7 @@ def test_each_tensor_type_holds_the_files_values(tiny, name):
         if kind == BF16:
             np.testing.assert_array_equal(unpack(packed), expected if exact else to_bf16(expected))
         else:
-            np.testing.assert_allclose(unpack(packed), expected, rtol=1e-6, atol=1e-7)
+            assert_as_near_as_integers_can_be(packed, expected)
     assert weights.kinds == {kind}
 
 
@@ -108,7 +117,44 @@ def test_q_k_and_v_of_different_types_are_one_layer_of_a_kind_that_holds_all(tin
     packed = model.load().layers[0][QKV]
     assert packed.kind == kind
     expected = model.expected(0, QKV)
-    np.testing.assert_allclose(unpack(packed), to_bf16(expected) if kind == BF16 else expected, rtol=1e-6, atol=1e-7)
+    if kind in (U4, U8):
+        assert_as_near_as_integers_can_be(packed, expected)
+    else:
+        np.testing.assert_array_equal(unpack(packed), to_bf16(expected) if kind == BF16 else expected)
+
+
+def test_rows_that_are_no_whole_groups_run_in_float32(tiny):
+    model = tiny(types={"*": "Q4_1"}, ffn=96)
+    weights = model.load()
+    kinds = [each.kind for each in weights.layers[0]]
+    assert (kinds[QKV], kinds[OUT], kinds[DOWN]) == (U4, U4, F32_WEIGHTS)
+    np.testing.assert_array_equal(unpack(weights.layers[0][DOWN]), model.expected(0, DOWN))
+    assert len(weights.integer_layers) == len(weights.exact) == 2 * 3 + 1
+    assert tiny(types={"*": "Q8_0"}, heads=3, kv_heads=1).load().layers[0][QKV].kind == F32_WEIGHTS
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0", "Q5_0", "Q5_1"])
+def test_any_channels_of_an_integer_layer_are_to_be_had_exactly(tiny, name):
+    model = tiny(types={"*": name}, tied=False)
+    weights, channels = model.load(), np.array([127, 3, 4, 64])
+    parts = [part for _ in range(2) for part in HF_PARTS]
+    expected = [model.expected(i // 4, part) for i, part in enumerate(parts)] + [model.reference["lm_head.weight"]]
+    for exact, matrix in zip(weights.exact, expected, strict=True):
+        np.testing.assert_array_equal(exact(channels), matrix[:, channels])
+
+
+def test_the_rows_that_fill_up_gate_and_up_have_exact_weights_of_0(tiny):
+    model = tiny(types={"*": "Q4_0"}, ffn=128)
+    gate, up = np.split(model.expected(0, GATE_UP), 2)
+    got = model.load().exact[GATE_UP](np.array([5, 70])).reshape(2, 192, 2)
+    np.testing.assert_array_equal(got[:, :128], [gate[:, [5, 70]], up[:, [5, 70]]])
+    assert not got[:, 128:].any()
+
+
+def test_a_weight_beyond_what_integers_can_hold_is_refused_with_its_tensors_name(tiny, monkeypatch):
+    monkeypatch.setattr("millpond.kernels.pack.LARGEST_CODE", 1e-6)  # with 126 no file has such a weight
+    with pytest.raises(ModelFileError, match=r"tensor 'blk.0.attn_q.weight': a weight of .* is beyond"):
+        tiny(types={"*": "Q4_1"}).load()
 
 
 def test_without_a_head_of_its_own_the_model_holds_its_embedding_once(tiny):
@@ -121,7 +167,7 @@ def test_a_head_of_its_own_is_used_where_there_is_one(tiny):
     weights = model.load()
     assert (weights.embedding.kind, weights.head.kind) == (U8, U4)
     for packed, name in ((weights.embedding, "model.embed_tokens.weight"), (weights.head, "lm_head.weight")):
-        np.testing.assert_allclose(unpack(packed), model.reference[name], rtol=1e-6, atol=1e-7)
+        assert_as_near_as_integers_can_be(packed, model.reference[name])
 
 
 def test_norms_are_in_the_order_in_which_the_layers_use_them(tiny):
@@ -143,7 +189,7 @@ def test_a_missing_tensor_is_refused_by_name(tiny, name):
     ("name", "shape", "expected"),
     [
         ("blk.0.attn_k.weight", (128, 128), (64, 128)),
-        ("blk.1.ffn_up.weight", (128, 96), (96, 128)),
+        ("blk.1.ffn_up.weight", (128, FFN), (FFN, 128)),
         ("output_norm.weight", (1, 128), (128,)),
     ],
 )

@@ -121,7 +121,7 @@ def test_a_step_that_memory_bounds_is_set_beside_plain_reads_of_its_weights(path
     config = PLAN.config(dtype="auto", isa="auto", threads=1)
     runner = build_model_runner(path, config)
     report = measure_kernels(lambda config: runner, config, PLAN, lambda name: None)
-    weights, kv = runner._packed.room.nbytes, runner.config.kv_bytes_per_position(2)
+    weights, kv = sum(each.weights.nbytes for each in runner._packed.packed), runner.config.kv_bytes_per_position(2)
     for step in report.steps[:2]:  # a row of the embedding for each sequence, and everything once
         assert step.bandwidth.num_bytes == pytest.approx(weights + step.shape.sequences * 20 * kv, rel=0.02)
         assert step.bandwidth.percent > 0 < step.bandwidth.rate

@@ -11,19 +11,20 @@ import pytest
 from numba.core import event
 
 import tiny_llama
-from kernels.emit import RUNNABLE_ISAS
+from kernels.emit import NARROW_ISAS, RUNNABLE_ISAS
 from millpond.build import build_engine
 from millpond.config import EngineConfig
 from millpond.core.request import SamplingParams
 from millpond.core.step import RunnerTimes, ScheduledRequest, SchedulerOutput, StepResult
+from millpond.kernels.matmul import F32_WEIGHTS, U4
 from millpond.runner import model_runner
 from model import reference_llama
 from tiny_llama import write_tiny_llama
 from tiny_runner import assert_same_bits, drive, random_tokens, tiny_runner
 
-# Every layer's input is rounded to 8 bits or bfloat16, K/V to bfloat16. Root mean square error of the logits over their
-# spread; measured 0.0109 at most.
-MAX_FAST_ERROR = 0.013
+# Every layer's weights and input are rounded to 8 bits or bfloat16, K/V to bfloat16. Root mean square error of the
+# logits over their spread; measured 0.0199 at most.
+MAX_FAST_ERROR = 0.0225
 DTYPES = ["auto", "float32"]
 MIXED_TYPES = {
     "*attn_q*": "Q4_1",
@@ -111,7 +112,7 @@ def test_on_the_fast_path_the_logits_stay_near_those_of_the_plain_forward_pass(p
     expected = expected_logits(weights, tokens, shape)
     got = tiny_runner(path, isa=isa).logits(tokens)
     assert (got - expected).std() < MAX_FAST_ERROR * expected.std()
-    assert (got.argmax(axis=1) == expected.argmax(axis=1)).mean() > 0.95
+    assert (got.argmax(axis=1) == expected.argmax(axis=1)).mean() > 0.92
 
 
 def test_layers_of_many_types_in_one_model_stay_near_the_plain_forward_pass(path):
@@ -119,6 +120,22 @@ def test_layers_of_many_types_in_one_model_stay_near_the_plain_forward_pass(path
     expected = expected_logits(weights, tokens, {"heads": 6, "kv_heads": 2})
     got = tiny_runner(path).logits(tokens)
     assert (got - expected).std() < MAX_FAST_ERROR * expected.std()
+
+
+@pytest.mark.parametrize("shape", [{"ffn": 96, "heads": 4}, {"heads": 3, "kv_heads": 1}], ids=str)
+def test_layers_whose_rows_are_no_whole_groups_run_among_those_of_integers(path, shape):
+    shape = {"kv_heads": 2, **shape}
+    weights, tokens = write_tiny_llama(path, head_dim=32, types={"*": "Q4_1"}, **shape), random_tokens(75)
+    runner, expected = tiny_runner(path), expected_logits(weights, tokens, shape)
+    assert {U4, F32_WEIGHTS} <= {each.kind for each in runner._packed.packed}
+    assert (runner.logits(tokens) - expected).std() < MAX_FAST_ERROR * expected.std()
+
+
+@pytest.mark.parametrize("isa", NARROW_ISAS)
+def test_a_model_gives_the_bits_of_the_portable_kernels_but_where_avx512_multiplies_bfloat16(mixed, isa):
+    tokens = random_tokens(75)
+    got, portable = (tiny_runner(mixed, isa=each).logits(tokens) for each in (isa, "portable"))
+    np.testing.assert_array_equal(got, portable)
 
 
 @every_dtype

@@ -161,12 +161,12 @@ def _float_group(ir, kind, rows, vectors, g, acc, a, lda, w):
         loaded = [ir.load(V16I32 if kind == BF16 else V16F32, w_g, (k * VECTORS + j) * 64) for j in range(vectors)]
         for r in range(rows):
             activation = ir.load_splat(I32 if kind == BF16 else F32, a_g[r], 4 * k)
-            for j, vector in enumerate(loaded):
+            for j, weights in enumerate(loaded):
                 x = r * vectors + j
                 if kind == BF16:
-                    acc[x] = ir.dot_bf16(acc[x], vector, activation)
+                    acc[x] = ir.dot_bf16(acc[x], weights, activation)
                 else:
-                    acc[x] = ir.fma(vector, activation, acc[x])
+                    acc[x] = ir.fma(weights, activation, acc[x])
     return [ir.b.fadd(total, partial) for total, partial in zip(totals, acc, strict=True)]
 
 

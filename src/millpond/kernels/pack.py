@@ -73,6 +73,8 @@ class Packed:
     def copy_from(self, other: "Packed") -> None:
         """Take over the weights of another layer of the same form."""
         self.weights[...] = other.weights
+        if self.outliers is not None:
+            self.outliers[...] = other.outliers
 
     def put_outliers(self, weights: NDArray[np.float32]) -> None:
         """Keep the exact weights of the outlier channels, float32 [columns, channels]."""
@@ -145,7 +147,9 @@ def _pack_codes(codes: NDArray[np.uint8], scale: NDArray[np.float32], offset: ND
     return tiles
 
 
-def _pack_nibbles(codes: NDArray[np.uint8], scale: NDArray[np.float32], offset: NDArray[np.float32]) -> NDArray[np.void]:
+def _pack_nibbles(
+    codes: NDArray[np.uint8], scale: NDArray[np.float32], offset: NDArray[np.float32]
+) -> NDArray[np.void]:
     """4-bit weights of whole tiles: [tiles, groups] of U4_GROUP."""
     columns, depth = codes.shape
     falls = scale < 0  # turned round, so that steps are not negative
@@ -159,7 +163,9 @@ def _pack_nibbles(codes: NDArray[np.uint8], scale: NDArray[np.float32], offset: 
     step = step + STEP_SHARE * (start + np.float32(0.5) - base)
     tiles = np.zeros((columns // COLUMNS, depth // GROUP), U4_GROUP)
     pairs = codes.reshape(columns, -1, 4, 2)[..., ::-1].reshape(columns, depth // 8, 8)  # even and odd k change places
-    tiles["nibbles"] = _by_group((pairs[..., :4] | pairs[..., 4:] << 4).view(np.uint32).reshape(columns, -1, GROUP // 8))
+    tiles["nibbles"] = _by_group(
+        (pairs[..., :4] | pairs[..., 4:] << 4).view(np.uint32).reshape(columns, -1, GROUP // 8)
+    )
     tiles["steps"] = _by_group(np.maximum(np.rint(step * (1 << STEP_BITS)), 0))
     tiles["bases"] = _by_group(base + ZERO_CODE)
     tiles["scales"] = _by_group(unit[..., None])[:, :, 0]
@@ -171,9 +177,9 @@ def _units(largest: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[n
     exact = largest / np.float32(LARGEST_CODE)
     with np.errstate(over="ignore"):
         unit = exact.astype(np.float16)
-    unit = np.where(unit.astype(np.float32) < exact, np.nextafter(unit, np.float16(np.inf)), unit)
+        unit = np.where(unit.astype(np.float32) < exact, np.nextafter(unit, np.float16(np.inf)), unit)
     if not np.isfinite(unit).all():
-        limit = LARGEST_CODE * np.finfo(np.float16).max
+        limit = LARGEST_CODE * float(np.finfo(np.float16).max)
         raise ValueError(f"a weight of {largest.max():g} is beyond what 8 bits and a float16 scale can hold, {limit:g}")
     wide = unit.astype(np.float32)
     return unit, np.divide(1, wide, out=np.zeros_like(wide), where=wide > 0)

@@ -27,6 +27,7 @@ from millpond.kernels.simd import (
 
 # Sums may be taken in another order (one order per loop, the same for every row); NaN and infinity stay what they are.
 RELAXED = {"reassoc", "contract", "nsz"}
+VANISHING = 2.0**-120  # 127 divided by less may be infinite
 
 
 @intrinsic
@@ -35,6 +36,7 @@ def quantise_group(typingctx, x, codes, sums):
     sum of codes].
 
     A value that is not finite makes the scale not finite, so that it shows in whatever is computed from the group.
+    Where all are below VANISHING, the codes are 0.
     """
 
     def codegen(context, builder, signature, args):
@@ -46,8 +48,8 @@ def quantise_group(typingctx, x, codes, sums):
         peaks = reduce(larger, (builder.and_(builder.bitcast(v, V16I32), magnitude) for v in values))
         peak = builder.bitcast(ir.reduce(larger, peaks), F32)
         scale = builder.fmul(peak, F32(np.float32(1 / 127)))
-        is_zero = builder.fcmp_ordered("==", peak, F32(0.0))
-        inverse = ir.splat(builder.select(is_zero, F32(0.0), builder.fdiv(F32(127.0), peak)))
+        vanishes = builder.fcmp_ordered("<", peak, F32(VANISHING))
+        inverse = ir.splat(builder.select(vanishes, F32(0.0), builder.fdiv(F32(127.0), peak)))
         # adding 1.5 * 2**23 leaves the nearest integer in the low bits
         magic, magic_bits = ir.const(V16F32, 12582912.0), ir.const(V16I32, 0x4B400000)
         total = ir.const(V16I32, 0)

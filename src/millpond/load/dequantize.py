@@ -64,7 +64,9 @@ def dequantize_channels(tensor: GGUFTensor, channels: NDArray[np.int64]) -> NDAr
     """Some columns of a quantised matrix, float32 [rows, channels], without looking at the others."""
     rows, depth = tensor.shape
     blocks = tensor.data.view(LAYOUTS[tensor.type]).reshape(rows, depth // GROUP)[:, channels // GROUP]
-    some = replace(tensor, data=np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), shape=(rows, channels.size * GROUP))
+    some = replace(
+        tensor, data=np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), shape=(rows, channels.size * GROUP)
+    )
     return dequantize(some)[:, np.arange(channels.size) * GROUP + channels % GROUP]
 
 

@@ -40,9 +40,7 @@ def find_outliers(
     return [choose_channels(sums, _group_weights(layer)) for (layer, _), sums in pairs]
 
 
-def take_out(
-    descriptors: Sequence[tuple[Packed, NDArray[np.int64]]], outliers: Sequence[NDArray[np.int64]]
-) -> None:
+def take_out(descriptors: Sequence[tuple[Packed, NDArray[np.int64]]], outliers: Sequence[NDArray[np.int64]]) -> None:
     """Fill in the outlier fields of the descriptors of integer layers; the arrays of channels must outlive them."""
     for (_, row), channels in zip(integer_layers(descriptors), outliers, strict=True):
         row[OUTLIER_COUNT], row[OUTLIERS] = len(channels), channels.ctypes.data

@@ -1,7 +1,6 @@
 """Models of known shapes with random weights, packed as a file's would be: to time a model that is not here."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millpond.kernels.matmul import F32_WEIGHTS, MOST_OUTLIERS, STEP_BITS, U4, U8, ZERO_CODE
 from millpond.kernels.pack import Form, Packed, empty_room, side_by_side, size_side_by_side
@@ -43,8 +42,8 @@ SHAPES = {
 def random_weights(config: ModelConfig, dtype: str, seed: int = 0) -> LlamaWeights:
     """4-bit layers and an 8-bit embedding that is the head, too, or all float32; the same for the same seed.
 
-    Each layer's outputs are about as large as its inputs. Integer layers have as many outlier channels as any layer of a
-    real model.
+    Each layer's outputs are about as large as its inputs. Integer layers have as many outlier channels as any layer of
+    a real model.
     """
     rng, forms = np.random.Generator(np.random.SFC64(seed)), layer_forms(config, dtype)
     room = empty_room(size_side_by_side(forms))
@@ -94,6 +93,7 @@ def fill(layer: Packed, rng: np.random.Generator) -> None:
         deviation = step * (255 / 12) ** 0.5  # of nibbles that are all as likely
     else:
         parts["codes"] = rng.integers(1, 256, (*parts["codes"].shape, 4), np.uint8).view(np.uint32)[..., 0]
+        parts["unused"] = 0
         deviation = (254 * 256 / 12) ** 0.5
     parts["scales"] = rng.uniform(0.75, 1.25, parts["scales"].shape) / (deviation * layer.depth**0.5)
     layer.outliers[...] = rng.standard_normal(layer.outliers.shape, np.float32) / np.float32(layer.depth**0.5)
