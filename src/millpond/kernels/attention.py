@@ -195,8 +195,8 @@ def attend(tiles, keys, values, kv_head, rows, per_token, length, table, q, q_by
     """`rows` query rows of one K/V head and one sequence, `per_token` rows a token, consecutive tokens.
 
     keys, values: one layer's cache [blocks, kv_heads, ...]. The first token's context is `length` positions, the next
-    one's one more. table: int64, the sequence's blocks. q, o: addresses of the rows, q_bytes apart and as the cache wants
-    them; head_dim float32. scores: float32 scratch [rows, >= 16 * blocks]; factors: float32 [rows].
+    one's one more. table: int64, the sequence's blocks. q: address of the rows as the cache wants them, q_bytes apart;
+    o: of head_dim float32 for each. scores: float32 scratch [rows, >= 16 * blocks]; factors: float32 [rows].
     """
     blocks = (length + rows // per_token - 1 + BLOCK - 1) // BLOCK
     k, v = address(keys) + kv_head * keys.strides[1], address(values) + kv_head * values.strides[1]

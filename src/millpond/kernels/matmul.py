@@ -93,7 +93,9 @@ def _integer_group(ir, kind, rows, vectors, g, acc, a, lda, w, first, sums, ldsu
         for r in range(rows):
             activation = ir.load_splat(I32, a_g[r], 4 * k)
             dots[r] = [ir.dot_u8s8(dot, x, activation) for dot, x in zip(dots[r], codes, strict=True)]
-    halves = [ir.load(V16I16, w_g, (U4_SCALES_AT if kind in (U4, FIRST_U4) else U8_SCALES_AT) + 32 * j) for j in columns]
+    halves = [
+        ir.load(V16I16, w_g, (U4_SCALES_AT if kind in (U4, FIRST_U4) else U8_SCALES_AT) + 32 * j) for j in columns
+    ]
     for j, x in zip(columns if keeps else [], halves, strict=False):
         ir.store(x, kept_g, U8_SCALES_AT + 32 * j)
     scale = [ir.half_to_float(x) for x in halves]
@@ -194,8 +196,8 @@ def gemm_tile(
     index,
     unpacked,
 ):
-    """C[0:blocks * rows, 0:48] = (where add is 1, +=) A @ W for one tile, `rows` rows after the other. Addresses, strides
-    in bytes; the first three literal.
+    """C[0:blocks * rows, 0:48] = (where add is 1, +=) A @ W for one tile, `rows` rows after the other. Addresses,
+    strides in bytes; the first three literal.
 
     a: int8, bfloat16 or float32 [rows][K] as the kind wants it. sums: for each row [K/64][float32 scale, int32 -128 *
     sum of codes], then its values of the outlier channels. groups: of 64 inputs, or of 32 for BF16 and F32. With each
@@ -235,7 +237,11 @@ def gemm_tile(
                 if kind_ not in (BF16, F32_WEIGHTS):
                     values = ir.at(sums_b, ir.times(groups, 8))
                     acc = _add_outliers(ir, acc, vectors, values, lds, ir.at(outliers, first * 64), outlier_count)
-                places = [(ir.at(c_b, builder.mul(ldc, I64(r))), 64 * (first + j)) for r in range(rows_) for j in range(vectors)]
+                places = [
+                    (ir.at(c_b, builder.mul(ldc, I64(r))), 64 * (first + j))
+                    for r in range(rows_)
+                    for j in range(vectors)
+                ]
                 with builder.if_else(adds) as (then, otherwise):
                     with then:
                         for (at, offset), value in zip(places, acc, strict=True):

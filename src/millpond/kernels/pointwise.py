@@ -234,8 +234,8 @@ def to_bf16(x):
 
 @njit(cache=True, nogil=True)
 def write_key(x, block, offset):
-    """Put a head's key at one of the 16 positions of its block (attention.py; bfloat16 has an axis for the pairs, 8 bits
-    are a run of bytes)."""
+    """Put a head's key at one of the 16 positions of its block (attention.py; bfloat16 has an axis for the pairs, a
+    block of 8 bits is a run of bytes)."""
     if block.ndim == 1:
         put_key_int8(address(x), address(block), offset, x.size)
     elif block.ndim == 3:
