@@ -4,7 +4,7 @@ A key meets the query in integers, 16 dimensions at a time with a scale of their
 scale, which goes into the probability of its position; those of a block are rounded to 8 bits by a scale of the block.
 """
 
-from functools import partial, reduce
+from functools import partial
 
 from llvmlite.ir import Constant, VectorType
 from numba import types
@@ -20,36 +20,52 @@ from millpond.kernels.simd import F32, I32, I64, V16F32, V16I8, V16I16, V16I32, 
 #
 # a query: [head_dim] codes, then for each 16 dimensions [float32 scale, int32 -128 * sum of codes]; and the
 # probabilities of a row: for each block 16 codes, a float32 scale, and room.
+#
+# What is not finite makes its scale not a number, and with it every sum that the scale is in.
 BLOCK = 16
 DIMS = 16  # of keys and queries that share a scale
-MOST = 126.0  # a scale is rounded to bfloat16, so that a code may come out larger
+MOST = 126.0  # the largest code, with room for a scale that was rounded down to bfloat16
 P_BYTES = 32
 LOWEST = -3.0e38
+VANISHING = 2.0**-126  # 1 divided by a smaller scale may be infinite: its codes are 0
 
 
 def key_bytes(head_dim):
+    """Of a block, one K/V head."""
     return BLOCK * head_dim + head_dim // DIMS * BLOCK * 2
 
 
 def value_bytes(head_dim):
+    """Of a block, one K/V head."""
     return BLOCK * head_dim + BLOCK * 4
 
 
 def query_bytes(head_dim):
+    """Of one head of one token."""
     return head_dim + head_dim // DIMS * 8
 
 
-def _peak(ir, values):
-    """The largest magnitude; as integers magnitudes have the same order, and NaN comes out on top."""
+def _magnitude(ir, value):
+    """|value| as an integer, which has the same order; NaN comes out on top."""
+    return ir.b.and_(ir.b.bitcast(value, V16I32), ir.const(V16I32, 0x7FFFFFFF))
+
+
+def _larger(ir, x, y):
+    return ir.b.select(ir.b.icmp_signed(">", x, y), x, y)
+
+
+def _scale(ir, magnitude, most):
+    """The largest of 16 magnitudes divided by the largest code; not a number where it is not finite."""
     b = ir.b
-    larger = lambda p, q: b.select(b.icmp_signed(">", p, q), p, q)  # noqa: E731
-    magnitudes = [b.and_(b.bitcast(v, V16I32), ir.const(V16I32, 0x7FFFFFFF)) for v in values]
-    return b.bitcast(ir.reduce(larger, reduce(larger, magnitudes)), F32)
+    peak = b.bitcast(ir.reduce(partial(_larger, ir), magnitude), F32)
+    finite = b.fcmp_ordered("<", peak, F32(float("inf")))
+    return b.select(finite, b.fmul(peak, F32(1 / most)), F32(float("nan")))
 
 
 def _inverse(ir, scale):
     b = ir.b
-    return ir.splat(b.select(b.fcmp_ordered("==", scale, F32(0.0)), F32(0.0), b.fdiv(F32(1.0), scale)))
+    vanishes = b.fcmp_ordered("<", scale, F32(VANISHING))
+    return ir.splat(b.select(vanishes, F32(0.0), b.fdiv(F32(1.0), scale)))
 
 
 def _codes(ir, value, inverse):
@@ -68,7 +84,7 @@ def quantise_query(typingctx, x, target, head_dim):
 
         def some_dims(g, _):
             value = ir.load(V16F32, ir.at(x, ir.times(g, DIMS * 4)))
-            scale = builder.fmul(_peak(ir, [value]), F32(1 / MOST))
+            scale = _scale(ir, _magnitude(ir, value), MOST)
             codes = _codes(ir, value, _inverse(ir, scale))
             ir.store(builder.trunc(codes, V16I8), ir.at(target, ir.times(g, DIMS)))
             pair = ir.at(target, head_dim, ir.times(g, 8))
@@ -93,7 +109,7 @@ def put_key_int8(typingctx, x, block, offset, head_dim):
 
         def some_dims(g, _):
             value = ir.load(V16F32, ir.at(x, ir.times(g, DIMS * 4)))
-            exact = ir.splat(builder.fmul(_peak(ir, [value]), F32(1 / MOST)))
+            exact = ir.splat(_scale(ir, _magnitude(ir, value), MOST))
             rounded = builder.extract_element(ir.to_bf16(exact), I32(0))
             scale = builder.bitcast(builder.shl(builder.zext(rounded, I32), I32(16)), F32)
             codes = builder.trunc(_codes(ir, value, _inverse(ir, scale)), V16I8)
@@ -117,16 +133,15 @@ def put_value_int8(typingctx, x, block, offset, head_dim):
     def codegen(context, builder, signature, args):
         ir, (x, block, offset, head_dim) = Ir(builder), args
         vectors = builder.sdiv(head_dim, I64(16))
-        zero, magnitude = ir.const(V16I32, 0), ir.const(V16I32, 0x7FFFFFFF)
-        larger = lambda p, q: builder.select(builder.icmp_signed(">", p, q), p, q)  # noqa: E731
 
         def load(i):
             return ir.load(V16F32, ir.at(x, ir.times(i, 64)))
 
-        (peaks,) = ir.loop(
-            vectors, [zero], lambda i, acc: [larger(acc[0], builder.and_(builder.bitcast(load(i), V16I32), magnitude))]
-        )
-        scale = builder.fmul(builder.bitcast(ir.reduce(larger, peaks), F32), F32(1 / MOST))
+        def largest(i, acc):
+            return [_larger(ir, acc[0], _magnitude(ir, load(i)))]
+
+        (magnitude,) = ir.loop(vectors, [ir.const(V16I32, 0)], largest)
+        scale = _scale(ir, magnitude, MOST)
         inverse = _inverse(ir, scale)
         ir.store(scale, ir.at(block, ir.times(head_dim, BLOCK), ir.times(offset, 4)))
         row = ir.times(builder.mul(builder.lshr(offset, I64(2)), head_dim), 4)
@@ -200,7 +215,7 @@ def emit_softmax(ir, scores, length, blocks, table, v, block_bytes, head_dim):
         number = ir.load(I64, ir.at(table, ir.times(i, 8)))
         v_scale = ir.load(V16F32, ir.at(scales_at, builder.mul(number, block_bytes)))
         weight = builder.select(inside, builder.fmul(value, v_scale), ir.zero())
-        scale = builder.fmul(_peak(ir, [weight]), F32(1 / 255))
+        scale = _scale(ir, _magnitude(ir, weight), 255.0)
         at = ir.at(scores, ir.times(i, P_BYTES))
         ir.store(builder.trunc(_codes(ir, weight, _inverse(ir, scale)), V16I8), at)
         ir.store(scale, at, 16)
