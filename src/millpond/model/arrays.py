@@ -35,8 +35,8 @@ class Weights(NamedTuple):
 
 
 class KVCache(NamedTuple):
-    """keys, values [layers, blocks, kv_heads, ...]: uint16 (bfloat16 bits), float32, or bytes of 8-bit numbers and their
-    scales, as attention.py and attention_int8.py draw them.
+    """keys, values [layers, blocks, kv_heads, ...]: uint16 (bfloat16 bits), float32, or uint8, 8-bit numbers with their
+    scales as attention.py and attention_int8.py draw them.
 
     Views of one array: a block's keys and values of all heads are one run of memory.
     """
@@ -119,23 +119,16 @@ def new_weights(config: ModelConfig, weights: LlamaWeights, max_model_len: int) 
 
 def new_kv_cache(config: ModelConfig, num_blocks: int, dtype: type[np.generic]) -> KVCache:
     """Zeroed keys and values for num_blocks blocks of 16 positions; dtype uint16 (bfloat16 bits), float32 or uint8."""
-    if dtype is np.uint8:
-        return _new_int8_cache(config, num_blocks)
-    outer, dim = (config.num_layers, num_blocks, 2, config.num_kv_heads), config.head_dim
-    both = np.zeros((*outer, dim * BLOCK), dtype)
-    if dtype is np.float32:
-        keys, values = (dim, BLOCK), (BLOCK, dim)
-    else:
-        keys, values = (dim // 2, BLOCK, 2), (BLOCK // 2, dim, 2)
-    return KVCache(both.reshape(*outer, *keys)[:, :, 0], both.reshape(*outer, *values)[:, :, 1])
-
-
-def _new_int8_cache(config: ModelConfig, num_blocks: int) -> KVCache:
-    heads, sizes = config.num_kv_heads, (key_bytes(config.head_dim), value_bytes(config.head_dim))
-    both = np.zeros((config.num_layers, num_blocks, heads * sum(sizes)), np.uint8)
-    parts = np.split(both, [heads * sizes[0]], axis=-1)
-    keys, values = (part.reshape(*both.shape[:2], heads, size) for part, size in zip(parts, sizes, strict=True))
-    return KVCache(keys, values)
+    heads, dim = config.num_kv_heads, config.head_dim
+    sizes = [heads * num_bytes for num_bytes in _head_bytes(config, dtype)]
+    both = np.zeros((config.num_layers, num_blocks, sum(sizes)), np.uint8)
+    shapes: dict[type[np.generic], tuple[tuple[int, ...], ...]] = {
+        np.float32: ((dim, BLOCK), (BLOCK, dim)),
+        np.uint16: ((dim // 2, BLOCK, 2), (BLOCK // 2, dim, 2)),
+        np.uint8: tuple((num_bytes // heads,) for num_bytes in sizes),
+    }
+    parts = zip(np.split(both, [sizes[0]], axis=-1), shapes[dtype], strict=True)
+    return KVCache(*(part.view(dtype).reshape(*both.shape[:2], heads, *shape) for part, shape in parts))
 
 
 def kv_storage(dtype: str, kv_dtype: str) -> type[np.generic]:
@@ -147,7 +140,15 @@ def kv_storage(dtype: str, kv_dtype: str) -> type[np.generic]:
 
 def kv_block_bytes(config: ModelConfig, dtype: type[np.generic]) -> int:
     """Bytes of K/V that a block of 16 positions takes over all layers."""
-    return sum(part.nbytes for part in new_kv_cache(config, 1, dtype))
+    return config.num_layers * config.num_kv_heads * sum(_head_bytes(config, dtype))
+
+
+def _head_bytes(config: ModelConfig, dtype: type[np.generic]) -> tuple[int, int]:
+    """Bytes of the keys and of the values of one block, one layer and one K/V head."""
+    if dtype is np.uint8:
+        return key_bytes(config.head_dim), value_bytes(config.head_dim)
+    plain = BLOCK * config.head_dim * np.dtype(dtype).itemsize
+    return plain, plain
 
 
 def new_scratch(
