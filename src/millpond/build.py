@@ -52,6 +52,10 @@ class PoolPlan:
         return self.num_blocks * self.block_size
 
     @property
+    def position_bytes(self) -> int:
+        return self.block_bytes // self.block_size
+
+    @property
     def num_bytes(self) -> int:
         return self.num_blocks * self.block_bytes
 
@@ -171,6 +175,7 @@ def _settle(figures: ModelConfig, config: EngineConfig) -> tuple[EngineConfig, P
         config,
         max_model_len=plan.max_model_len,
         num_blocks=plan.num_blocks,
+        kv_memory=plan.num_bytes,
         threads=thread_count(config.threads),
         isa=choose(config.isa),
     )
@@ -191,7 +196,9 @@ def _build_runner(
             f"{file.path.name}: the tokenizer has {vocab_size} tokens, but the embedding only {figures.vocab_size} rows"
         )
     folder = (cache_dir or default_cache_dir()) / "packed"
-    weights, keep = packed_weights(file, figures, config.dtype, isa=config.isa, folder=folder, notify=notify)
+    weights, keep = packed_weights(
+        file, figures, config.dtype, config.kv_dtype, isa=config.isa, folder=folder, notify=notify
+    )
     runner = _new_runner(figures, weights, config, plan, vocab_size, notify)
     keep(runner.outliers)
     return runner

@@ -18,9 +18,10 @@ class EngineConfig:
     """Settings of one engine. Sizes of the pool that are None are filled in by build.py from the memory there is.
 
     dtype "auto" runs the checkpoint's own types through the fast kernels, "float32" computes everything
-    in float32. kv_dtype "int8" keeps keys and values in 8 bits, about half the memory of "auto", which is bfloat16 (or
-    float32, as the dtype). watermark is the share of the pool held back from newcomers; watermark_blocks, where given,
-    is that reserve in blocks and wins. kv_memory is in bytes. threads None means the cores this process may use.
+    in float32. kv_dtype "int8" keeps keys and values in 8 bits, a little more than half of what "auto" takes, which is
+    bfloat16. watermark is the share of the pool held back from newcomers; watermark_blocks, where given, is that
+    reserve in blocks and wins. kv_memory is in bytes; num_blocks wins over it. threads None means the cores that this
+    process may use.
     speculative "ngram" tries up to speculative_tokens guesses a step for each request, looked up in its own text.
     """
 
@@ -71,6 +72,13 @@ class EngineConfig:
             )
         if not isinstance(self.watermark, SupportsFloat) or not 0.0 <= float(self.watermark) < 1.0:
             raise ConfigError(f"watermark must be at least 0 and below 1, got {self.watermark!r}")
+
+    @property
+    def kv_type(self) -> str:
+        """What keys and values are kept in."""
+        if self.kv_dtype == "int8":
+            return "int8"
+        return "float32" if self.dtype == "float32" else "bfloat16"
 
 
 def _check_int(name: str, value: object, low: int | None) -> None:
