@@ -24,7 +24,17 @@ from millpond.kernels.pack import Packed
 from millpond.kernels.precompile import Job, Wanted, compile_missing
 from millpond.kernels.tiles import Tiles, load_tiles
 from millpond.model import llama
-from millpond.model.arrays import Batch, KVCache, Scratch, Weights, kv_storage, new_kv_cache, new_scratch, new_weights, touch
+from millpond.model.arrays import (
+    Batch,
+    KVCache,
+    Scratch,
+    Weights,
+    kv_storage,
+    new_kv_cache,
+    new_scratch,
+    new_weights,
+    touch,
+)
 from millpond.model.config import ModelConfig
 from millpond.model.llama import forward, link_forward
 from millpond.model.outliers import PROBE_TOKENS, find_outliers, probe_tokens, take_out
@@ -52,7 +62,7 @@ class ModelRunner:
         isa: str,
         threads: int,
         dtype: str,
-        kv_dtype: str = "auto",
+        kv_dtype: str,
         num_blocks: int,
         block_size: int,
         max_num_seqs: int,
