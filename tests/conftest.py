@@ -22,13 +22,12 @@ def demo_path():
 
 @pytest.fixture(scope="session")
 def demo_runner(demo_path):
-    """A function of dtype and ISA: the demo model's runner, built once for each. Its pool has 128 blocks of 16."""
+    """A function of dtype, ISA and kv_dtype: a runner of the demo model, built once for each. 128 blocks of 16."""
     config, build = import_module("millpond.config"), import_module("millpond.build")
 
     @cache
-    def runner(dtype: str, isa: str = "auto"):
-        return build.build_model_runner(
-            demo_path, config.EngineConfig(dtype=dtype, isa=isa, max_model_len=DEMO_MODEL_LEN)
-        )
+    def runner(dtype: str, isa: str = "auto", kv_dtype: str = "auto"):
+        settings = config.EngineConfig(dtype=dtype, isa=isa, kv_dtype=kv_dtype, max_model_len=DEMO_MODEL_LEN)
+        return build.build_model_runner(demo_path, settings)
 
     return runner

@@ -94,6 +94,19 @@ def test_a_block_takes_twice_the_memory_in_float32_and_at_twice_the_size():
     assert plan(num_blocks=5, block_size=32).block_bytes == 2 * BLOCK_BYTES
 
 
+def test_8_bit_keys_and_values_take_their_bytes_and_their_scales():
+    head = 2 * 64 + 4 * 2 + 4  # a key's scale for every 16 dimensions, in bfloat16; a value's in float32
+    got = plan(num_blocks=5, kv_dtype="int8", block_size=32)
+    assert got.block_bytes == 30 * 3 * head * 32
+    assert got.position_bytes == 30 * 3 * head
+    assert plan(num_blocks=5).position_bytes == BLOCK_BYTES // 16
+
+
+def test_the_same_memory_holds_nearly_twice_as_many_tokens_in_8_bits():
+    plain, small = (plan(kv_memory=GIGABYTE, kv_dtype=kv_dtype) for kv_dtype in ("auto", "int8"))
+    assert 1.8 < small.num_tokens / plain.num_tokens < 2
+
+
 @pytest.mark.parametrize("block_size", [1, 8, 15, 24, 100])
 def test_blocks_that_are_not_made_of_the_kernels_blocks_are_refused(block_size):
     with pytest.raises(ConfigError, match=f"block_size must be a multiple of 16, got {block_size}"):
@@ -149,6 +162,7 @@ def test_an_engine_says_what_its_open_settings_became(build_small):
     config = build_small(EngineConfig(max_num_seqs=2, max_num_batched_tokens=16)).config
     assert config.max_model_len == 512
     assert config.num_blocks == 2 * 32
+    assert config.kv_memory == 2 * 32 * 16 * (2 * 2 * 2 * 32 * 2)  # layers, K/V heads, keys and values, head_dim, bytes
     assert config.isa == choose("auto")
     assert config.threads >= 1
 
@@ -158,6 +172,13 @@ def test_the_schedulers_pool_and_the_runners_cache_have_the_same_size(build_smal
     assert engine.scheduler.pool.num_blocks == 8
     assert engine.scheduler.block_size == 32
     assert engine.runner._cache.keys.shape[1] == 8 * 2
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_the_memory_that_an_engine_names_is_that_of_its_cache(build_small, kv_dtype):
+    engine = build_small(replace(SMALL, kv_dtype=kv_dtype))
+    assert sum(part.nbytes for part in engine.runner._cache) == engine.config.kv_memory
+    assert engine.runner._cache.keys.dtype == (np.uint8 if kv_dtype == "int8" else np.uint16)
 
 
 def test_an_engine_answers(build_small):

@@ -14,6 +14,8 @@ from millpond.errors import ConfigError
     ("name", "value"),
     [
         ("dtype", "float16"),
+        ("kv_dtype", "float8"),
+        ("kv_dtype", None),
         ("max_model_len", 0),
         ("max_num_seqs", None),
         ("max_num_seqs", True),
@@ -48,3 +50,16 @@ def test_a_token_budget_that_no_scratch_could_hold_is_refused():
     assert EngineConfig(max_num_batched_tokens=1 << 20).max_num_batched_tokens == 1 << 20
     with pytest.raises(ConfigError, match="max_num_batched_tokens must be at most 1048576, got 1048577"):
         EngineConfig(max_num_batched_tokens=(1 << 20) + 1)
+
+
+def test_8_bit_keys_and_values_are_refused_beside_float32_for_everything():
+    with pytest.raises(ConfigError, match="kv_dtype int8 would round what dtype float32 keeps exact"):
+        EngineConfig(dtype="float32", kv_dtype="int8")
+
+
+@pytest.mark.parametrize(
+    ("settings", "kv_type"),
+    [({}, "bfloat16"), ({"dtype": "float32"}, "float32"), ({"kv_dtype": "int8"}, "int8")],
+)
+def test_the_type_of_keys_and_values_follows_from_the_settings(settings: dict[str, Any], kv_type: str):
+    assert EngineConfig(**settings).kv_type == kv_type

@@ -18,12 +18,21 @@ from millpond.runner.model_runner import ModelRunner
 
 GREEDY = SamplingParams(temperature=0)
 MAX_MODEL_LEN = 512
+# Every pair of types that a model can be computed in, as settings.
+TYPES: dict[str, dict[str, str]] = {"auto": {}, "float32": {"dtype": "float32"}, "int8 K/V": {"kv_dtype": "int8"}}
+NOT_NUMBERS = {"float32": np.nan, "uint16": 0x7FC0, "uint8": 0xFF}  # of K/V by the type of its arrays
 
 
 def tiny_runner(path: Path, **changes: Any) -> ModelRunner:
     """A runner with small sizes and one thread, but for what the test changes."""
     sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "num_blocks": 16, "threads": 1}
     return build_model_runner(path, EngineConfig(**{**sizes, **changes}))
+
+
+def fill_with_leftovers(runner: ModelRunner) -> None:
+    """Nothing in the cache is a number any more."""
+    for part in runner._cache:
+        part[:] = NOT_NUMBERS[part.dtype.name]
 
 
 def random_tokens(count: int, seed: int = 0, vocab: int = 267) -> list[int]:

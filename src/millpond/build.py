@@ -23,6 +23,7 @@ from millpond.kernels.threads import thread_count
 from millpond.load.gguf import GGUFFile, open_gguf
 from millpond.load.store import default_cache_dir, find, resolve
 from millpond.machine import available_memory
+from millpond.model.arrays import kv_block_bytes, kv_storage
 from millpond.model.config import ModelConfig
 from millpond.model.packed import packed_weights
 from millpond.model.random_weights import random_weights, random_weights_bytes
@@ -51,6 +52,10 @@ class PoolPlan:
         return self.num_blocks * self.block_size
 
     @property
+    def position_bytes(self) -> int:
+        return self.block_bytes // self.block_size
+
+    @property
     def num_bytes(self) -> int:
         return self.num_blocks * self.block_bytes
 
@@ -65,7 +70,7 @@ def plan_pool(figures: ModelConfig, config: EngineConfig, available: int) -> Poo
         raise ConfigError(
             f"max_model_len is {max_model_len}, but the model was made for at most {figures.context_length} tokens"
         )
-    block_bytes = figures.kv_bytes_per_position(4 if config.dtype == "float32" else 2) * config.block_size
+    block_bytes = kv_block_bytes(figures, kv_storage(config.dtype, config.kv_dtype)) * (config.block_size // BLOCK)
     num_blocks, reason = _num_blocks(config, max_model_len, block_bytes, available)
     if num_blocks * block_bytes > available:
         raise ConfigError(
@@ -170,6 +175,7 @@ def _settle(figures: ModelConfig, config: EngineConfig) -> tuple[EngineConfig, P
         config,
         max_model_len=plan.max_model_len,
         num_blocks=plan.num_blocks,
+        kv_memory=plan.num_bytes,
         threads=thread_count(config.threads),
         isa=choose(config.isa),
     )
@@ -190,7 +196,9 @@ def _build_runner(
             f"{file.path.name}: the tokenizer has {vocab_size} tokens, but the embedding only {figures.vocab_size} rows"
         )
     folder = (cache_dir or default_cache_dir()) / "packed"
-    weights, keep = packed_weights(file, figures, config.dtype, isa=config.isa, folder=folder, notify=notify)
+    weights, keep = packed_weights(
+        file, figures, config.dtype, config.kv_dtype, isa=config.isa, folder=folder, notify=notify
+    )
     runner = _new_runner(figures, weights, config, plan, vocab_size, notify)
     keep(runner.outliers)
     return runner
@@ -206,6 +214,7 @@ def _new_runner(
             isa=config.isa,
             threads=thread_count(config.threads),
             dtype=config.dtype,
+            kv_dtype=config.kv_dtype,
             num_blocks=plan.num_blocks,
             block_size=plan.block_size,
             max_num_seqs=config.max_num_seqs,

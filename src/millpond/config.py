@@ -8,6 +8,7 @@ from typing import SupportsFloat
 from millpond.errors import ConfigError
 
 DTYPES = ("auto", "float32")
+KV_DTYPES = ("auto", "int8")
 SPECULATIVE = ("off", "ngram")
 MOST_BATCHED_TOKENS = 1 << 20  # a step has scratch for so many rows
 
@@ -17,12 +18,15 @@ class EngineConfig:
     """Settings of one engine. Sizes of the pool that are None are filled in by build.py from the memory there is.
 
     dtype "auto" runs the checkpoint's own types through the fast kernels, "float32" computes everything
-    in float32. watermark is the share of the pool held back from newcomers; watermark_blocks, where given,
-    is that reserve in blocks and wins. kv_memory is in bytes. threads None means the cores this process may use.
+    in float32. kv_dtype "int8" keeps keys and values in 8 bits, a little more than half of what "auto" takes, which is
+    bfloat16. watermark is the share of the pool held back from newcomers; watermark_blocks, where given, is that
+    reserve in blocks and wins. kv_memory is in bytes; num_blocks wins over it. threads None means the cores that this
+    process may use.
     speculative "ngram" tries up to speculative_tokens guesses a step for each request, looked up in its own text.
     """
 
     dtype: str = "auto"
+    kv_dtype: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
@@ -41,6 +45,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        if self.kv_dtype not in KV_DTYPES:
+            raise ConfigError(f"kv_dtype must be one of {', '.join(KV_DTYPES)}, got {self.kv_dtype!r}")
+        if self.kv_dtype == "int8" and self.dtype == "float32":
+            raise ConfigError("kv_dtype int8 would round what dtype float32 keeps exact; choose one of the two")
         if self.speculative not in SPECULATIVE:
             raise ConfigError(f"speculative must be one of {', '.join(SPECULATIVE)}, got {self.speculative!r}")
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "speculative_tokens"):
@@ -64,6 +72,13 @@ class EngineConfig:
             )
         if not isinstance(self.watermark, SupportsFloat) or not 0.0 <= float(self.watermark) < 1.0:
             raise ConfigError(f"watermark must be at least 0 and below 1, got {self.watermark!r}")
+
+    @property
+    def kv_type(self) -> str:
+        """What keys and values are kept in."""
+        if self.kv_dtype == "int8":
+            return "int8"
+        return "float32" if self.dtype == "float32" else "bfloat16"
 
 
 def _check_int(name: str, value: object, low: int | None) -> None:

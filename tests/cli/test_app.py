@@ -100,6 +100,43 @@ def test_a_setting_that_cannot_work_is_exit_code_1_and_names_the_value(capsys):
     assert capsys.readouterr().err == "error: dtype must be one of auto, float32, got 'float8'\n"
 
 
+def options_of(path: tuple[str, ...]) -> set[str]:
+    command = typer.main.get_command(app)
+    for name in path:
+        command = command.commands[name]
+    return {option for parameter in command.params for option in parameter.opts}
+
+
+def test_keys_and_values_have_a_type_to_choose_wherever_the_weights_have_one():
+    offered = {" ".join(path): options_of(path) for path in commands()}
+    assert {name for name, options in offered.items() if "--kv-dtype" in options} == {
+        name for name, options in offered.items() if "--dtype" in options
+    }
+    assert "--kv-dtype" in offered["serve"]
+
+
+@pytest.mark.parametrize(
+    "command", ["serve", "generate x", "chat", "bench engine", "bench overhead", "bench speculative"]
+)
+def test_the_type_of_keys_and_values_reaches_every_engine(monkeypatch, command):
+    opened = []
+
+    def open_engine(model, config, settings):
+        opened.append(config.kv_dtype)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(loading, "open_engine", open_engine)
+    assert run([*command.split(), "--kv-dtype", "int8"], {}) == 1
+    assert opened == ["int8"]
+
+
+def test_a_type_of_keys_and_values_that_is_not_known_or_does_not_fit_is_one_line(capsys):
+    assert run(["generate", "x", "--kv-dtype", "fp8"], {}) == 1
+    assert capsys.readouterr().err == "error: kv_dtype must be one of auto, int8, got 'fp8'\n"
+    assert run(["generate", "x", "--kv-dtype", "int8", "--dtype", "float32"], {}) == 1
+    assert capsys.readouterr().err.startswith("error: kv_dtype int8 would round what dtype float32 keeps exact")
+
+
 def test_a_wrong_environment_is_an_error_of_one_line(capsys):
     assert run(["version"], {"MILLPOND_LOG_LEVEL": "loud"}) == 1
     assert capsys.readouterr().err.count("\n") == 1

@@ -101,6 +101,8 @@ def test_without_flags_it_measures_decode_at_two_contexts_and_three_prefills(ask
 def test_flags_choose_the_steps_and_the_settings(asked):
     arguments = ["--decode", "2", "--context", "50", "--prefill", "", "--repetitions", "1"]
     assert run(["bench", "kernels", *arguments, "--threads", "1", "--isa", "portable", "--dtype", "float32"], {}) == 0
+    assert run(["bench", "kernels", *arguments, "--kv-dtype", "int8"], {}) == 0
+    assert asked[1][0].kv_dtype == "int8"
     config, plan = asked[0]
     assert plan.shapes == [StepShape(2, 1, 50)]
     assert (plan.repetitions, config.threads, config.isa, config.dtype) == (1, 1, "portable", "float32")

@@ -72,14 +72,18 @@ def test_the_tables_fit_a_terminal_and_have_every_figure(calls, capsys, monkeypa
 
 def test_flags_choose_what_is_measured_and_the_server_gets_the_same_settings(calls, engine):
     flags = "--sequences 2,80 --streams 3 --max-tokens 9 --rounds 1 --threads 1 --kv-memory 1M --isa portable"
-    assert run(["bench", "overhead", "--model", "m.gguf", *flags.split()], {}) == 0
+    assert run(["bench", "overhead", "--model", "m.gguf", "--kv-dtype", "int8", *flags.split()], {}) == 0
     (_, config) = engine.opened[0]
     assert (config.max_num_seqs, config.threads, config.kv_memory, config.isa) == (80, 1, 2**20, "portable")
+    assert config.kv_dtype == "int8"
     first, second, (_, command), http = calls
     assert (first, second) == (("steps", 2, 1), ("steps", 80, 1))
     assert http == ("http", "http://127.0.0.1:80", StreamLoad(num_streams=3, max_tokens=9), 1)
     assert command[:5] == [sys.executable, "-m", "millpond.cli", "serve", "m.gguf"]
-    given = "--port 0 --log-level warning --dtype auto --isa portable --max-num-seqs 80 --kv-memory 1048576 --threads 1"
+    given = (
+        "--port 0 --log-level warning --dtype auto --kv-dtype int8 --isa portable "
+        "--max-num-seqs 80 --kv-memory 1048576 --threads 1"
+    )
     assert command[5:] == given.split()
 
 

@@ -93,6 +93,24 @@ def test_the_pool_is_the_one_that_the_engine_would_have(model, capsys):
     assert told["memory_bytes"] <= 2**20
 
 
+@pytest.mark.parametrize(
+    ("flags", "kind", "num_bytes"),
+    [
+        ((), "bfloat16", 2 * 2 * 2 * 16 * 2),
+        (("--dtype", "float32"), "float32", 2 * 2 * 2 * 16 * 4),
+        (("--kv-dtype", "int8"), "int8", 2 * 2 * (2 * 16 + 2 + 4)),
+    ],
+)
+def test_it_tells_what_keys_and_values_are_kept_in_and_what_a_position_takes(model, capsys, flags, kind, num_bytes):
+    told = report_of(capsys, str(model), *flags, "--kv-memory", "1M")["pool"]
+    assert (told["type"], told["position_bytes"]) == (kind, num_bytes)
+    assert told["memory_bytes"] == told["tokens"] * num_bytes
+    assert run(["doctor", str(model), *flags], {}) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["type", kind] in lines
+    assert ["position", f"{num_bytes / 1024:.1f}", "KiB"] in lines
+
+
 def test_a_share_that_reserves_nothing_of_a_small_pool_is_said_to_reserve_nothing(model, capsys):
     assert run(["doctor", str(model), "--kv-memory", "100K"], {}) == 0
     text = capsys.readouterr().out

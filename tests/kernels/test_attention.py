@@ -1,25 +1,29 @@
-"""Paged attention against a softmax in numpy, in both types of cache, whatever lies in the rest of the blocks."""
+"""Paged attention against a softmax in numpy, in every type of cache, whatever lies in the rest of the blocks."""
 
 from functools import cache
 
 import numpy as np
 import pytest
 
+from kernels import slow_attention
 from kernels.emit import RUNNABLE_ISAS
 from millpond.kernels.attention import BLOCK, GROUP_TOKENS, attend
+from millpond.kernels.attention_int8 import key_bytes, value_bytes
 from millpond.kernels.matmul import F32_WEIGHTS
 from millpond.kernels.pack import round_to_bf16
 from millpond.kernels.pointwise import write_key, write_value
 from millpond.kernels.tiles import load_tiles
 
-BF16, FLOAT32 = np.uint16, np.float32
-# Of a weighted mean of values near 1: a bfloat16 weight is off by up to 2**-9 of itself, a float32 sum by a few 2**-24.
-TOLERANCE = {BF16: 2.0**-8, FLOAT32: 2e-6}
+BF16, FLOAT32, INT8 = np.uint16, np.float32, np.uint8
+# Of a weighted mean of values near 1: a bfloat16 weight is off by up to 2**-9 of itself, a float32 sum by a few 2**-24,
+# an 8-bit weight by up to 1/510 of the largest in its block.
+TOLERANCE = {BF16: 2.0**-8, FLOAT32: 2e-6, INT8: 0.012}
 LENGTHS = [1, 15, 16, 17, 33]
 GUARD = 77.0
 
 every_isa = pytest.mark.parametrize("isa", RUNNABLE_ISAS)
-every_type = pytest.mark.parametrize("kind", [BF16, FLOAT32], ids=["bfloat16", "float32"])
+every_type = pytest.mark.parametrize("kind", [BF16, FLOAT32, INT8], ids=["bfloat16", "float32", "int8"])
+every_float_type = pytest.mark.parametrize("kind", [BF16, FLOAT32], ids=["bfloat16", "float32"])
 
 
 @cache
@@ -28,20 +32,34 @@ def tiles_for(isa, kind, head_dim, heads_per_kv):
     return load_tiles(isa, 1, kinds={F32_WEIGHTS}, kv_dtype=kind, **shape)
 
 
-def rounded(x: np.ndarray, kind: type) -> np.ndarray:
-    """Float32 values as a cache of this kind holds them."""
-    return x if kind is FLOAT32 else (round_to_bf16(x).astype(np.uint32) << 16).view(np.float32)
+def held(x: np.ndarray, kind: type, part: str) -> np.ndarray:
+    """Float32 queries, keys or values as a cache of this kind holds them."""
+    if kind is INT8:
+        if part == "v":
+            return slow_attention.held_values(x)
+        codes, scales = slow_attention.quantised_rows(x, bf16=part == "k")
+        return codes * np.repeat(scales, slow_attention.DIMS, axis=-1)
+    return x if kind is FLOAT32 else slow_attention.widened(round_to_bf16(x))
+
+
+def as_queries(q: np.ndarray, kind: type) -> np.ndarray:
+    """Rows [..., head_dim] as the tiles want them."""
+    if kind is INT8:
+        codes, scales = slow_attention.quantised_rows(q, bf16=False)
+        rows = zip(codes.reshape(-1, q.shape[-1]), scales.reshape(-1, scales.shape[-1]), strict=True)
+        return np.array([slow_attention.query_row(*each) for each in rows])
+    return np.ascontiguousarray(round_to_bf16(q) if kind is BF16 else q)
 
 
 class Sequence:
-    """One sequence's keys and values, float32 [positions, kv_heads, head_dim], in scattered blocks of leftovers."""
+    """One sequence's keys and values, float32 [positions, kv_heads, head_dim], in scattered blocks of leftovers (in 8
+    bits: of bytes that spell such a number)."""
 
     def __init__(self, kind, positions, *, kv_heads=2, head_dim=64, heads_per_kv=3, seed=0, leftovers=np.nan):
         rng = np.random.default_rng(seed)
         self.kind, self.head_dim, self.heads_per_kv = kind, head_dim, heads_per_kv
-        self.k, self.v = rounded(rng.standard_normal((2, positions, kv_heads, head_dim)).astype(np.float32), kind)
+        self.k, self.v = rng.standard_normal((2, positions, kv_heads, head_dim)).astype(np.float32)
         self.q = rng.standard_normal((positions, kv_heads, heads_per_kv, head_dim)).astype(np.float32)
-        self.q = rounded(self.q, kind)
         blocks = -(-positions // BLOCK)
         self.table = rng.permutation(2 * blocks)[:blocks].astype(np.int64)
         self.keys, self.values = self.new_cache(2 * blocks, kv_heads, leftovers)
@@ -49,6 +67,11 @@ class Sequence:
             self.put(position, cleared=BLOCK - 1 - position % BLOCK if position == positions - 1 else 0)
 
     def new_cache(self, blocks, kv_heads, leftovers):
+        if self.kind is INT8:
+            bits = np.float32(leftovers).view(np.uint32) | (0xFFFF if np.isnan(leftovers) else 0)
+            fill = np.frombuffer(bits.tobytes(), np.uint8)
+            sizes = key_bytes(self.head_dim), value_bytes(self.head_dim)
+            return (np.resize(fill, (blocks, kv_heads, size)) for size in sizes)
         shapes = {
             BF16: ((self.head_dim // 2, BLOCK, 2), (BLOCK // 2, self.head_dim, 2)),
             FLOAT32: ((self.head_dim, BLOCK), (BLOCK, self.head_dim)),
@@ -65,24 +88,24 @@ class Sequence:
     def attend(self, isa, first, count, head=1):
         """Attention of the tokens at positions first .. first + count - 1 as one group: [count, heads_per_kv, dim]."""
         tiles = tiles_for(isa, self.kind, self.head_dim, self.heads_per_kv)
-        q = self.q[first : first + count, head]
-        q = np.ascontiguousarray(round_to_bf16(q) if self.kind is BF16 else q)
+        q = as_queries(self.q[first : first + count, head], self.kind)
         rows, blocks = count * self.heads_per_kv, len(self.table)
         room = np.full((rows + 1) * self.head_dim, GUARD, np.float32)
         out = room[: -self.head_dim].reshape(count, self.heads_per_kv, self.head_dim)
         scores, factors = np.full((rows, blocks * BLOCK), np.nan, np.float32), np.full(rows, np.nan, np.float32)
         attend(
             tiles, self.keys, self.values, head, rows, self.heads_per_kv, first + 1, self.table,
-            q.ctypes.data, out.ctypes.data, self.head_dim, scores, factors,
+            q.ctypes.data, q.nbytes // rows, out.ctypes.data, self.head_dim, scores, factors,
         )  # fmt: skip
         assert (room[-self.head_dim :] == GUARD).all(), "written beyond the last row"
         return out
 
     def expected(self, first, count, head=1):
-        k, v = (each[:, head].astype(np.float64) for each in (self.k, self.v))
+        parts = (("q", self.q), ("k", self.k), ("v", self.v))
+        q, k, v = (held(each[:, head], self.kind, name).astype(np.float64) for name, each in parts)
         out = []
         for position in range(first, first + count):
-            scores = self.q[position, head].astype(np.float64) @ k[: position + 1].T / np.sqrt(self.head_dim)
+            scores = q[position] @ k[: position + 1].T / np.sqrt(self.head_dim)
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             out.append(weights / weights.sum(axis=1, keepdims=True) @ v[: position + 1])
         return np.array(out)
@@ -145,15 +168,14 @@ def test_all_instruction_sets_give_the_same_bits_but_for_the_bfloat16_products_o
 @every_type
 @every_isa
 def test_scores_too_far_apart_for_exp_give_the_value_of_the_largest(isa, kind):
-    sequence = Sequence(kind, 17, leftovers=0.0)
+    sequence = Sequence(kind, 17)
     sequence.q[16] = 50 * sequence.k[4][:, None]
     for position in range(17):
         if position != 4:
             sequence.k[position] = -sequence.k[4]
             sequence.put(position, 0)
-    np.testing.assert_allclose(
-        sequence.attend(isa, 16, 1)[0], np.repeat(sequence.v[None, 4, 1], 3, axis=0), rtol=TOLERANCE[kind], atol=1e-30
-    )
+    only = held(sequence.v[None, 4, 1], kind, "v")
+    np.testing.assert_allclose(sequence.attend(isa, 16, 1)[0], np.repeat(only, 3, axis=0), rtol=2e-6, atol=1e-30)
 
 
 @every_type
@@ -167,7 +189,35 @@ def test_what_is_not_a_number_inside_the_context_shows_in_the_result(isa, kind, 
     assert np.isnan(got if part == "k" else got[..., 5]).all()
 
 
-@every_type
+@every_isa
+@pytest.mark.parametrize("part", ["q", "k", "v"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_in_8_bits_what_is_not_finite_shows_in_the_rows_that_see_it_and_in_no_other(isa, part, bad):
+    sequence = Sequence(INT8, 24, head_dim=80)
+    healthy = sequence.attend(isa, 14, 8)
+    assert np.isfinite(healthy).all()
+    getattr(sequence, part)[17, 1, ..., 5] = bad
+    sequence.put(17, 0)
+    got = sequence.attend(isa, 14, 8)
+    sick = np.arange(14, 22) == 17 if part == "q" else np.arange(14, 22) >= 17
+    assert np.isnan(got[sick]).all()
+    np.testing.assert_array_equal(got[~sick], healthy[~sick])
+
+
+@every_isa
+def test_in_8_bits_zeros_weigh_as_much_as_they_should(isa):
+    sequence = Sequence(INT8, 20)
+    sequence.k[:], sequence.v[1::2] = 0, 0
+    for position in range(20):
+        sequence.put(position, 0)
+    np.testing.assert_allclose(sequence.attend(isa, 19, 1), sequence.expected(19, 1), rtol=0, atol=TOLERANCE[INT8])
+    sequence.v[:] = 0
+    for position in range(20):
+        sequence.put(position, 0)
+    np.testing.assert_array_equal(sequence.attend(isa, 19, 1), 0)
+
+
+@every_float_type
 def test_a_key_and_a_value_go_to_their_place_in_the_block_and_nowhere_else(kind):
     sequence = Sequence(kind, 16, kv_heads=1, head_dim=32, leftovers=7.0)
     block = sequence.table[0]
@@ -178,11 +228,11 @@ def test_a_key_and_a_value_go_to_their_place_in_the_block_and_nowhere_else(kind)
         values = widened[1].transpose(0, 2, 1).reshape(BLOCK, 32)  # [pair of positions][dim][2]
     else:
         keys = keys.T
-    np.testing.assert_array_equal(keys, sequence.k[:, 0])
-    np.testing.assert_array_equal(values, sequence.v[:, 0])
+    np.testing.assert_array_equal(keys, held(sequence.k[:, 0], kind, "k"))
+    np.testing.assert_array_equal(values, held(sequence.v[:, 0], kind, "v"))
 
 
-@every_type
+@every_float_type
 @pytest.mark.parametrize(("offset", "cleared"), [(0, 0), (0, 15), (6, 9), (7, 3), (15, 0)])
 def test_writing_a_value_clears_as_many_positions_after_it_as_it_is_told(kind, offset, cleared):
     leftover = 0x7FC0 if kind is BF16 else np.nan

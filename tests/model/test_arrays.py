@@ -7,7 +7,7 @@ import pytest
 
 from millpond.kernels.matmul import ADDS
 from millpond.load.gguf import open_gguf
-from millpond.model.arrays import new_kv_cache, new_weights
+from millpond.model.arrays import kv_block_bytes, kv_storage, new_kv_cache, new_weights
 from millpond.model.config import ModelConfig
 from millpond.model.llama import DOWN, GATE_UP, OUT, QKV
 from millpond.model.weights import load_weights
@@ -61,10 +61,41 @@ def test_only_the_layers_that_close_a_branch_add_to_the_hidden_state(tables):
     np.testing.assert_array_equal(adds[:, [QKV, GATE_UP]], 0)
 
 
-@pytest.mark.parametrize(("dtype", "element_bytes"), [(np.uint16, 2), (np.float32, 4)])
-def test_the_cache_takes_the_memory_that_the_figures_say(tmp_path, dtype, element_bytes):
+# Of a key and a value of 32 dimensions: two or four bytes each; or one each, two scales of a key and one of a value.
+HEAD_BYTES = {np.uint16: 2 * 32 * 2, np.float32: 2 * 32 * 4, np.uint8: 2 * 32 + 2 * 2 + 4}
+every_storage = pytest.mark.parametrize("dtype", HEAD_BYTES)
+
+
+@pytest.fixture
+def figures(tmp_path):
+    """Two layers and two K/V heads."""
     write_tiny_llama(tmp_path / "tiny.gguf", head_dim=HEAD_DIM)
-    config = ModelConfig.from_metadata(open_gguf(tmp_path / "tiny.gguf").metadata, 267)
-    cache = new_kv_cache(config, 5, dtype)
-    assert cache.keys.nbytes + cache.values.nbytes == 5 * 16 * config.kv_bytes_per_position(element_bytes)
+    return ModelConfig.from_metadata(open_gguf(tmp_path / "tiny.gguf").metadata, 267)
+
+
+@every_storage
+def test_a_block_takes_the_keys_and_values_of_16_positions_of_every_layer_and_head(figures, dtype):
+    assert kv_block_bytes(figures, dtype) == 16 * 2 * 2 * HEAD_BYTES[dtype]
+    cache = new_kv_cache(figures, 5, dtype)
+    assert cache.keys.nbytes + cache.values.nbytes == 5 * kv_block_bytes(figures, dtype)
+    assert cache.keys.dtype == cache.values.dtype == dtype
     assert not cache.keys.any()
+    assert not cache.values.any()
+
+
+@every_storage
+def test_a_blocks_keys_and_values_of_all_heads_are_one_run_of_memory(figures, dtype):
+    keys, values = new_kv_cache(figures, 5, dtype)
+    layer_bytes = kv_block_bytes(figures, dtype) // 2
+    assert keys.strides[:2] == values.strides[:2] == (5 * layer_bytes, layer_bytes)
+    assert keys[0, 0].nbytes + values[0, 0].nbytes == layer_bytes
+    assert values.ctypes.data - keys.ctypes.data == keys[0, 0].nbytes
+    assert all(part[0, 0].flags.c_contiguous for part in (keys, values))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "storage"),
+    [("auto", "auto", np.uint16), ("float32", "auto", np.float32), ("auto", "int8", np.uint8)],
+)
+def test_keys_and_values_are_kept_in_the_type_that_the_settings_say(dtype, kv_dtype, storage):
+    assert kv_storage(dtype, kv_dtype) is storage

@@ -52,11 +52,6 @@ def test_a_head_dim_of_its_own_need_not_divide_the_hidden_size():
     assert (config.head_dim, config.hidden_size) == (128, 576)
 
 
-def test_a_position_takes_keys_and_values_of_every_layer_and_head():
-    assert config_of().kv_bytes_per_position(2) == 2 * 30 * 3 * 64 * 2
-    assert config_of().kv_bytes_per_position(4) == 2 * config_of().kv_bytes_per_position(2)
-
-
 @pytest.mark.parametrize(
     ("changes", "scale"),
     [

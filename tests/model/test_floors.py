@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from millpond.kernels.attention import KV_KINDS
 from millpond.kernels.matmul import BF16, F32_WEIGHTS, U4, U8
 from millpond.kernels.pack import Packed
 from millpond.kernels.roofline import DOTS, MachineRates
@@ -10,6 +11,7 @@ from millpond.model import floors
 from millpond.model.config import ModelConfig
 from millpond.model.floors import StepShape, Work, gated_work, linear_work, phase_names, step_work
 from millpond.model.weights import LlamaWeights
+from millpond.runner.phase_times import KV_DOTS
 
 CONFIG = ModelConfig(
     architecture="llama",
@@ -72,6 +74,19 @@ def test_a_decoding_token_attends_to_its_whole_context():
     work = step_work(CONFIG, weights(), StepShape(3, 1, 20), 100.0, "bf16")["attend"]
     assert work.memory_bytes == 3 * 20 * 100
     assert work.operations == {"bf16": 2 * 2 * 3 * 20 * 2 * 64}
+
+
+def test_every_kind_of_keys_and_values_meets_a_product_that_is_measured():
+    assert set(floors.QUERY_BYTES) <= set(DOTS)
+    assert {KV_DOTS[kind] for kind in KV_KINDS} == set(floors.QUERY_BYTES)
+
+
+def test_a_query_is_written_as_its_keys_want_it():
+    def written(kv_dot):
+        return step_work(CONFIG, weights(), StepShape(3, 1, 20), 100.0, kv_dot)["rotate, write"].cache_bytes
+
+    assert written("float32") - written("bf16") == 2 * 3 * 64 * (4 - 2)
+    assert written("bf16") - written("u8 x s8") == 2 * 3 * 64 * 0.5  # a byte each, and eight for every 16
 
 
 def test_a_prompts_tokens_attend_each_to_one_more_position():

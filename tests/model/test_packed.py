@@ -3,7 +3,7 @@
 import os
 import shutil
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,7 @@ class Start:
     model: Path
     folder: Path
     dtype: str = "auto"
+    kv_dtype: str = "auto"
     isa: str = "portable"
     told: list[str] = field(default_factory=list)
 
@@ -36,7 +37,13 @@ class Start:
         """The weights of one more start, and whether they had to be packed."""
         file = open_gguf(self.model)
         weights, keep_them = packed.packed_weights(
-            file, read_figures(file), self.dtype, isa=self.isa, folder=self.folder, notify=self.told.append
+            file,
+            read_figures(file),
+            self.dtype,
+            self.kv_dtype,
+            isa=self.isa,
+            folder=self.folder,
+            notify=self.told.append,
         )
         was_packed = weights.outliers is None
         if keep and was_packed:
@@ -159,7 +166,7 @@ def test_lists_for_fewer_layers_than_there_are_are_not_used(start):
     start.again(keep=False)
     file = open_gguf(start.model)
     _, keep = packed.packed_weights(
-        file, read_figures(file), "auto", isa=start.isa, folder=start.folder, notify=start.told.append
+        file, read_figures(file), "auto", "auto", isa=start.isa, folder=start.folder, notify=start.told.append
     )
     keep(KEPT[:-1])
     assert start.again()[1] is True
@@ -178,17 +185,17 @@ def test_another_model_under_the_same_name_is_packed_and_takes_the_old_ones_plac
 
 
 def test_a_change_of_the_file_changes_the_key_though_its_size_and_time_are_as_before(start):
-    about, before = start.model.stat(), packed.key_of(start.model, "auto", "portable")
+    about, before = start.model.stat(), packed.key_of(start.model, "auto", "auto", "portable")
     start.model.chmod(0o600 if about.st_mode & 0o077 else 0o640)
     assert start.model.stat().st_mtime_ns == about.st_mtime_ns
-    assert packed.key_of(start.model, "auto", "portable") != before
+    assert packed.key_of(start.model, "auto", "auto", "portable") != before
 
 
 def test_other_contents_change_the_key_though_the_system_says_nothing_of_a_change(start, monkeypatch):
-    about, before = start.model.stat(), packed.key_of(start.model, "auto", "portable")
+    about, before = start.model.stat(), packed.key_of(start.model, "auto", "auto", "portable")
     change_byte(start.model, about.st_size // 2)
     monkeypatch.setattr(Path, "stat", lambda path: about)
-    assert packed.key_of(start.model, "auto", "portable") != before
+    assert packed.key_of(start.model, "auto", "auto", "portable") != before
 
 
 @pytest.mark.parametrize("what", ["isa", "source"])
@@ -219,6 +226,26 @@ def test_each_dtype_has_a_file_of_its_own(start):
     assert len(start.files) == 2
 
 
+def test_weights_whose_outliers_were_found_with_8_bit_keys_and_values_have_a_file_of_their_own(start):
+    start.again()
+    (first,) = start.files
+    start.kv_dtype = "int8"
+    assert start.again()[1] is True
+    assert start.again()[1] is False
+    (second,) = set(start.files) - {first}
+    assert second.name == first.name.replace("-auto-", "-auto-int8-")
+    shutil.copy(first, second)  # under the other's name it is still not the other
+    assert start.again()[1] is True
+    start.kv_dtype = "auto"
+    assert start.again()[1] is False
+
+
+def test_an_engine_looks_for_weights_of_its_own_kind_of_keys_and_values(start, tmp_path):
+    for kv_dtype in ("auto", "int8"):
+        build_model_runner(start.model, replace(SMALL, kv_dtype=kv_dtype), cache_dir=tmp_path / "cache")
+    assert len(start.files) == 2
+
+
 def test_models_of_one_name_in_two_folders_do_not_replace_each_other(start, tmp_path):
     start.again()
     (tmp_path / "other").mkdir()
@@ -233,7 +260,13 @@ def test_a_small_file_is_packed_every_time_and_nothing_is_kept(start, monkeypatc
     monkeypatch.setattr(packed, "LEAST_BYTES", start.model.stat().st_size + 1)
     assert [start.again(keep=False)[1] for _ in range(2)] == [True, True]
     _, keep = packed.packed_weights(
-        open_gguf(start.model), read_figures(open_gguf(start.model)), "auto", isa="", folder=start.folder, notify=print
+        open_gguf(start.model),
+        read_figures(open_gguf(start.model)),
+        "auto",
+        "auto",
+        isa="",
+        folder=start.folder,
+        notify=print,
     )
     keep(KEPT)
     assert start.files == []

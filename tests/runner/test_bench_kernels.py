@@ -9,12 +9,13 @@ from millpond.build import build_model_runner
 from millpond.errors import ConfigError
 from millpond.kernels.roofline import NUM_PROBES, MachineRates
 from millpond.kernels.threads import phases_walked
+from millpond.model.arrays import kv_block_bytes
 from millpond.model.floors import AFTER, BEFORE, LAYER, StepShape, phase_names
 from millpond.runner import bench_kernels
 from millpond.runner.bench_kernels import KernelPlan, PhaseRow, measure_kernels, step_report
 from millpond.runner.phase_times import PhaseTimer, StepTimes
 from tiny_llama import write_tiny_llama
-from tiny_runner import tiny_runner
+from tiny_runner import TYPES, tiny_runner
 
 RATES = MachineRates(1, "portable", {1 << 30: 1e9}, 1e9, {"u8 x s8": 1e9, "bf16": 1e9, "float32": 1e9})
 PLAN = KernelPlan(decode=(1, 3), contexts=(20, 33), prefill=(40,), repetitions=1)
@@ -32,10 +33,10 @@ def report_of(path, plan, names, monkeypatch, **options):
     return measure_kernels(lambda config: build_model_runner(path, config), config, plan, names.append)
 
 
-@pytest.mark.parametrize("dtype", ["auto", "float32"])
-def test_every_step_of_the_plan_is_reported_with_every_phase_of_its_walk(path, monkeypatch, dtype):
+@pytest.mark.parametrize("types", TYPES.values(), ids=TYPES)
+def test_every_step_of_the_plan_is_reported_with_every_phase_of_its_walk(path, monkeypatch, types):
     names = []
-    report = report_of(path, PLAN, names, monkeypatch, dtype=dtype)
+    report = report_of(path, PLAN, names, monkeypatch, **types)
     assert [each.shape for each in report.steps] == PLAN.shapes
     assert names == ["loading the model", *(each.name for each in PLAN.shapes)]
     for step in report.steps:
@@ -96,7 +97,16 @@ def test_the_cache_is_filled_before_it_is_read(path):
     runner = tiny_runner(path, num_blocks=4)
     timer = PhaseTimer(runner, num_blocks=4, block_size=16)
     assert all(np.all(part != 0) for part in runner._cache)
-    assert timer.kv_position_bytes == runner.config.kv_bytes_per_position(2)
+    assert timer.kv_position_bytes == kv_block_bytes(runner.config, np.uint16) / 16
+
+
+def test_8_bit_keys_and_values_are_counted_and_timed_as_what_they_are(path):
+    runner = tiny_runner(path, num_blocks=4, kv_dtype="int8")
+    timer = PhaseTimer(runner, num_blocks=4, block_size=16)
+    assert timer.kv_position_bytes == kv_block_bytes(runner.config, np.uint8) / 16
+    assert timer.kv_dot == "u8 x s8"
+    timer.once(timer.step(StepShape(1, 1, 50)))
+    assert np.isfinite(runner._scratch.logits).all()
 
 
 def test_the_median_of_the_repetitions_counts_and_the_first_step_does_not(path, monkeypatch):
@@ -121,7 +131,10 @@ def test_a_step_that_memory_bounds_is_set_beside_plain_reads_of_its_weights(path
     config = PLAN.config(dtype="auto", isa="auto", threads=1)
     runner = build_model_runner(path, config)
     report = measure_kernels(lambda config: runner, config, PLAN, lambda name: None)
-    weights, kv = sum(each.weights.nbytes for each in runner._packed.packed), runner.config.kv_bytes_per_position(2)
+    weights, kv = (
+        sum(each.weights.nbytes for each in runner._packed.packed),
+        kv_block_bytes(runner.config, np.uint16) / 16,
+    )
     for step in report.steps[:2]:  # a row of the embedding for each sequence, and everything once
         assert step.bandwidth.num_bytes == pytest.approx(weights + step.shape.sequences * 20 * kv, rel=0.02)
         assert step.bandwidth.percent > 0 < step.bandwidth.rate

@@ -4,13 +4,18 @@ import numpy as np
 import pytest
 
 from reference import golden
-from tiny_runner import drive
+from tiny_runner import TYPES, drive
 
 # The fast path against the same weights in float32, over the whole text. Measured: 0.9655, 0.00254, 0.0119, 1.0009.
 MIN_TOP1_AGREEMENT = 0.960
 MAX_KL_MEAN = 0.0030
 MAX_KL_P99 = 0.014
 MAX_PERPLEXITY_RATIO = 1.003
+# The same with 8-bit keys and values. Measured: 0.9550, 0.00277, 0.0116, 1.0024.
+INT8_KV_MIN_TOP1_AGREEMENT = 0.950
+INT8_KV_MAX_KL_MEAN = 0.0033
+INT8_KV_MAX_KL_P99 = 0.014
+INT8_KV_MAX_PERPLEXITY_RATIO = 1.005
 
 PROMPTS = {prompt.name: prompt for prompt in golden.load_prompts()}
 
@@ -43,6 +48,17 @@ def test_the_fast_path_stays_close_to_the_reference_over_the_text(demo_runner):
     assert measured.perplexity_ratio <= MAX_PERPLEXITY_RATIO, measured
 
 
+@pytest.mark.slow
+def test_with_8_bit_keys_and_values_the_fast_path_stays_close_to_the_reference_over_the_text(demo_runner):
+    text = golden.load_text()
+    measured = golden.quality(text, demo_runner("auto", kv_dtype="int8").logits(text.token_ids.tolist()))
+    print(measured)
+    assert measured.top1_agreement >= INT8_KV_MIN_TOP1_AGREEMENT, measured
+    assert measured.kl_mean <= INT8_KV_MAX_KL_MEAN, measured
+    assert measured.kl_p99 <= INT8_KV_MAX_KL_P99, measured
+    assert measured.perplexity_ratio <= INT8_KV_MAX_PERPLEXITY_RATIO, measured
+
+
 def test_the_portable_kernels_give_the_float32_logits_of_the_others_bit_for_bit(demo_runner):
     tokens = PROMPTS["chat"].token_ids.tolist()
     portable, other = (demo_runner("float32", isa).logits(tokens) for isa in ("portable", "auto"))
@@ -57,16 +73,17 @@ def test_the_portable_kernels_stay_as_close_to_the_reference_as_the_others(demo_
     assert portable.kl_mean <= 1.1 * other.kl_mean + 1e-5, (portable, other)
 
 
-@pytest.mark.parametrize("dtype", ["auto", "float32"])
-def test_chunks_of_any_size_give_the_same_bits(demo_runner, dtype):
-    runner, tokens = demo_runner(dtype), PROMPTS["chat"].token_ids.tolist()
+@pytest.mark.parametrize("types", TYPES.values(), ids=TYPES)
+def test_chunks_of_any_size_give_the_same_bits(demo_runner, types):
+    runner, tokens = demo_runner(**{"dtype": "auto", **types}), PROMPTS["chat"].token_ids.tolist()
     whole = runner.logits(tokens)
     for chunk in (1, 7, 16):
         np.testing.assert_array_equal(runner.logits(tokens, chunk), whole)
 
 
-def test_requests_in_a_crowd_that_is_preempted_get_the_bits_that_they_get_alone(demo_runner):
-    runner = demo_runner("auto")
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_requests_in_a_crowd_that_is_preempted_get_the_bits_that_they_get_alone(demo_runner, kv_dtype):
+    runner = demo_runner("auto", kv_dtype=kv_dtype)
     prompts = {name: prompt.token_ids.tolist()[:60] for name, prompt in PROMPTS.items()}
     crowd, scheduler = drive(runner, prompts, max_tokens=30, num_blocks=15, max_num_batched_tokens=33)
     assert scheduler.counters.preemptions > 0

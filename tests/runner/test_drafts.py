@@ -12,7 +12,7 @@ from millpond.core.step import Admission
 from millpond.runner.sampler import Sampler
 from millpond.runner.sampler_kernels import NO_DRAFT, NOT_FINITE, NOT_REACHED
 from tiny_llama import write_tiny_llama
-from tiny_runner import GREEDY, assert_same_bits, drive, random_tokens, tiny_runner
+from tiny_runner import GREEDY, TYPES, assert_same_bits, drive, fill_with_leftovers, random_tokens, tiny_runner
 
 VOCAB = 300
 RULES = {
@@ -88,15 +88,14 @@ class Scramble(ScriptedDrafter):
 PROMPTS = {name: random_tokens(count, seed=count) for name, count in zip("abcde", (33, 5, 16, 1, 47), strict=True)}
 
 
-@pytest.mark.parametrize("dtype", ["auto", "float32"])
+@pytest.mark.parametrize("types", TYPES.values(), ids=TYPES)
 @every_rule
-def test_with_guesses_every_token_comes_from_the_same_bits(tmp_path, dtype, sampling):
+def test_with_guesses_every_token_comes_from_the_same_bits(tmp_path, types, sampling):
     """In a crowd, in chunks, preempted and resumed, over a cache in which nothing was a number before."""
     write_tiny_llama(tmp_path / "tiny.gguf", heads=6, kv_heads=2, head_dim=32, tied=False)
-    runner = tiny_runner(tmp_path / "tiny.gguf", dtype=dtype, speculative="ngram", speculative_tokens=13)
+    runner = tiny_runner(tmp_path / "tiny.gguf", **types, speculative="ngram", speculative_tokens=13)
     plain, _ = drive(runner, PROMPTS, max_tokens=40, sampling=sampling)
-    for part in runner._cache:
-        part[:] = np.nan if part.dtype == np.float32 else 0x7FC0
+    fill_with_leftovers(runner)
     num_preemptions = []
     for sizes in ({}, {"num_blocks": 7, "max_num_batched_tokens": 23}):
         drafter = Scramble(plain)

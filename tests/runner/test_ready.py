@@ -10,7 +10,9 @@ ENTRIES = ("model.llama.forward", "model.llama.walk", "runner.sampler_kernels.sa
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("settings", [("dtype=auto", "speculative=ngram"), ("dtype=float32",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "settings", [("dtype=auto", "speculative=ngram"), ("dtype=float32",), ("kv_dtype=int8",)], ids=" ".join
+)
 def test_no_request_of_any_size_or_kind_compiles_or_loads_anything(tmp_path, settings):
     write_tiny_llama(tmp_path / "tiny.gguf", types={"*": "Q4_1"}, head_dim=32)
     got = in_a_process("compiled", tmp_path / "tiny.gguf", *settings)

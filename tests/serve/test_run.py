@@ -227,6 +227,21 @@ def test_the_start_up_lines_give_url_model_threads_and_the_pool_with_its_reserve
         assert part in lines
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "256 tokens in bfloat16)"),
+        ({"kv_memory": 256 * 46080}, "256 tokens in bfloat16, 46,080 bytes each)"),
+        ({"kv_dtype": "int8", "kv_memory": 256 * 12600}, "256 tokens in int8, 12,600 bytes each)"),
+        ({"dtype": "float32", "kv_memory": 256 * 999}, "256 tokens in float32, 999 bytes each)"),
+    ],
+)
+def test_the_start_up_lines_say_what_the_pools_keys_and_values_are_and_what_a_token_takes(settings, told):
+    engine = make_engine()
+    engine.config = replace(engine.config, **settings)
+    assert told in startup_lines(engine, "http://x", ("tiny",))[-1]
+
+
 def test_the_start_up_lines_say_where_the_watermark_reserves_nothing():
     lines = startup_lines(make_engine(watermark_blocks=0), "http://x", ("tiny",))
     assert "the watermark reserves 0 blocks" in lines[-1]

@@ -24,6 +24,7 @@ from millpond.cli.options import (
     DEFAULTS,
     Dtype,
     Isa,
+    KVDtype,
     KVMemory,
     MaxNumBatchedTokens,
     ModelOption,
@@ -124,6 +125,7 @@ def engine(
     w1: Annotated[bool, typer.Option("--w1/--no-w1", help="The mixed workload.")] = True,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds that count.")] = 3,
     dtype: Dtype = DEFAULTS.dtype,
+    kv_dtype: KVDtype = DEFAULTS.kv_dtype,
     max_num_batched_tokens: MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
     kv_memory: KVMemory = None,
     threads: Threads = None,
@@ -143,6 +145,7 @@ def engine(
     slots = max(DEFAULTS.max_num_seqs, *plan.decode, 1)
     config = EngineConfig(
         dtype=dtype,
+        kv_dtype=kv_dtype,
         max_num_seqs=slots,
         max_num_batched_tokens=max_num_batched_tokens,
         kv_memory=kv_memory,

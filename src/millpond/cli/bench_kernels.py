@@ -14,6 +14,7 @@ from millpond.cli.options import (
     DEFAULTS,
     Dtype,
     Isa,
+    KVDtype,
     ModelOption,
     Plot,
     Threads,
@@ -142,6 +143,7 @@ def kernels(
     ] = "128,512,1024",
     repetitions: Annotated[int, typer.Option("--repetitions", min=1, help="Of each step; the median counts.")] = 9,
     dtype: Dtype = DEFAULTS.dtype,
+    kv_dtype: KVDtype = DEFAULTS.kv_dtype,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object, with every rate and phase.")] = False,
@@ -153,7 +155,7 @@ def kernels(
     if plot is not None:
         check_plot(plot)  # not after minutes of measuring
     plan = KernelPlan(parse_counts(decode), parse_counts(contexts), parse_counts(prefill), repetitions)
-    config = plan.config(dtype=dtype, isa=isa, threads=threads)
+    config = plan.config(dtype=dtype, kv_dtype=kv_dtype, isa=isa, threads=threads)
     report = measure(builder(model, shape, context.ensure_object(Settings)), plan, config)
     if plot is not None:
         draw(report.as_json(), plot)

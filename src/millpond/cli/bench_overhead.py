@@ -15,6 +15,7 @@ from millpond.cli.options import (
     DEFAULTS,
     Dtype,
     Isa,
+    KVDtype,
     KVMemory,
     ModelOption,
     Threads,
@@ -80,7 +81,8 @@ def http_table(row: HttpRow) -> Table:
 
 def serve_command(model: str, config: EngineConfig) -> list[str]:
     """The server with the same settings, on a free loopback port."""
-    flags = ["--port", "0", "--log-level", "warning", "--dtype", config.dtype, "--isa", config.isa]
+    flags = ["--port", "0", "--log-level", "warning"]
+    flags += ["--dtype", config.dtype, "--kv-dtype", config.kv_dtype, "--isa", config.isa]
     for name in ("max_num_seqs", "kv_memory", "threads"):
         if (value := getattr(config, name)) is not None:
             flags += [f"--{name.replace('_', '-')}", str(value)]
@@ -117,6 +119,7 @@ def overhead(
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of each stream.")] = 128,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds that count.")] = 3,
     dtype: Dtype = DEFAULTS.dtype,
+    kv_dtype: KVDtype = DEFAULTS.kv_dtype,
     kv_memory: KVMemory = None,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
@@ -126,7 +129,9 @@ def overhead(
 
     counts = parse_counts(sequences)
     slots = max(DEFAULTS.max_num_seqs, *counts, streams)
-    config = EngineConfig(dtype=dtype, max_num_seqs=slots, kv_memory=kv_memory, threads=threads, isa=isa)
+    config = EngineConfig(
+        dtype=dtype, kv_dtype=kv_dtype, max_num_seqs=slots, kv_memory=kv_memory, threads=threads, isa=isa
+    )
     engine = loading.open_engine(model, config, context.ensure_object(Settings))
     load = StreamLoad(num_streams=streams, max_tokens=max_tokens)
     steps, http = measure(engine, serve_command(model, config), counts, load, rounds)

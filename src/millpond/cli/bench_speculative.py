@@ -14,6 +14,7 @@ from millpond.cli.options import (
     DEFAULTS,
     Dtype,
     Isa,
+    KVDtype,
     KVMemory,
     ModelOption,
     SpeculativeTokens,
@@ -95,6 +96,7 @@ def speculative(
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds that count.")] = 3,
     speculative_tokens: SpeculativeTokens = DEFAULTS.speculative_tokens,
     dtype: Dtype = DEFAULTS.dtype,
+    kv_dtype: KVDtype = DEFAULTS.kv_dtype,
     kv_memory: KVMemory = None,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
@@ -107,6 +109,7 @@ def speculative(
     )
     config = EngineConfig(
         dtype=dtype,
+        kv_dtype=kv_dtype,
         max_num_seqs=max(DEFAULTS.max_num_seqs, *plan.sequences, 1),
         kv_memory=kv_memory,
         threads=threads,

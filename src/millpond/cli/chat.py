@@ -15,6 +15,7 @@ from millpond.cli.options import (
     DEFAULTS,
     Dtype,
     Isa,
+    KVDtype,
     MaxModelLen,
     ModelArgument,
     Speculative,
@@ -161,6 +162,7 @@ def chat(
         int | None, typer.Option("--seed", help="Key of the random draws [default: the same one every time]")
     ] = None,
     dtype: Dtype = DEFAULTS.dtype,
+    kv_dtype: KVDtype = DEFAULTS.kv_dtype,
     max_model_len: MaxModelLen = None,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
@@ -170,6 +172,7 @@ def chat(
     sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     config = EngineConfig(
         dtype=dtype,
+        kv_dtype=kv_dtype,
         max_model_len=max_model_len,
         threads=threads,
         isa=isa,

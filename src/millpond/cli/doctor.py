@@ -14,6 +14,7 @@ from millpond.cli.options import (
     BlockSize,
     Dtype,
     Isa,
+    KVDtype,
     KVMemory,
     MaxModelLen,
     MaxNumBatchedTokens,
@@ -70,6 +71,7 @@ def doctor(
     context: typer.Context,
     model: ModelArgument = DEFAULT_MODEL,
     dtype: Dtype = DEFAULTS.dtype,
+    kv_dtype: KVDtype = DEFAULTS.kv_dtype,
     max_model_len: MaxModelLen = None,
     max_num_seqs: MaxNumSeqs = DEFAULTS.max_num_seqs,
     max_num_batched_tokens: MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
@@ -83,6 +85,7 @@ def doctor(
 ) -> None:
     config = EngineConfig(
         dtype=dtype,
+        kv_dtype=kv_dtype,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,

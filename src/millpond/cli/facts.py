@@ -113,6 +113,8 @@ def pool_facts(file: GGUFFile, config: EngineConfig, available: int) -> list[Fac
 
     plan = plan_pool(read_figures(file), config, available)
     return [
+        fact("type", config.kv_type),
+        memory_fact("position_bytes", plan.position_bytes),
         fact("blocks", plan.num_blocks, f"{plan.num_blocks} (decided by: {plan.reason})"),
         fact("block_size", plan.block_size, f"{plan.block_size} tokens"),
         fact("tokens", plan.num_tokens),

@@ -15,6 +15,7 @@ from millpond.cli.options import (
     DEFAULTS,
     Dtype,
     Isa,
+    KVDtype,
     ModelOption,
     Speculative,
     SpeculativeTokens,
@@ -40,6 +41,11 @@ EXAMPLES = examples(
     "millpond generate --temperature 0.8 --top-p 0.95 --seed 7 < prompt.txt",
     'millpond generate "1 2 3" --max-tokens 4 --json',
 )
+
+Prompt = Annotated[
+    str | None,
+    typer.Argument(help="The prompt; if absent, standard input less its last newline; for -, standard input exactly."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -79,12 +85,7 @@ def complete(
 
 def generate(
     context: typer.Context,
-    prompt: Annotated[
-        str | None,
-        typer.Argument(
-            help="The prompt; if absent, standard input less its last newline; for -, standard input exactly."
-        ),
-    ] = None,
+    prompt: Prompt = None,
     model: ModelOption = DEFAULT_MODEL,
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="Most tokens to generate.")] = 128,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
@@ -98,6 +99,7 @@ def generate(
         list[str] | None, typer.Option("--stop", help="Text that ends the answer; may be repeated.")
     ] = None,
     dtype: Dtype = DEFAULTS.dtype,
+    kv_dtype: KVDtype = DEFAULTS.kv_dtype,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-text token.")] = False,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
@@ -119,7 +121,12 @@ def generate(
         ignore_eos=ignore_eos,
     )
     config = EngineConfig(
-        dtype=dtype, threads=threads, isa=isa, speculative=speculative, speculative_tokens=speculative_tokens
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        threads=threads,
+        isa=isa,
+        speculative=speculative,
+        speculative_tokens=speculative_tokens,
     )
     text = read_prompt(prompt, sys.stdin)
     engine = loading.open_engine(model, config, context.ensure_object(Settings))

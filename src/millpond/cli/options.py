@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from millpond.config import DTYPES, SPECULATIVE, EngineConfig
+from millpond.config import DTYPES, KV_DTYPES, SPECULATIVE, EngineConfig
 from millpond.lab.lengths import Lengths
 
 DEFAULT_MODEL = "smollm2"
@@ -92,6 +92,14 @@ ModelOption = Annotated[str, typer.Option("--model", help="A known name, a GGUF 
 Dtype = Annotated[
     str,
     typer.Option("--dtype", metavar="|".join(DTYPES), help="The checkpoint's own types, or float32 for everything."),
+]
+KVDtype = Annotated[
+    str,
+    typer.Option(
+        "--kv-dtype",
+        metavar="|".join(KV_DTYPES),
+        help="Keys and values as --dtype has them, or in 8 bits: about twice as many tokens in the same memory.",
+    ),
 ]
 MaxModelLen = Annotated[
     int | None,

@@ -17,6 +17,7 @@ from millpond.cli.options import (
     BlockSize,
     Dtype,
     Isa,
+    KVDtype,
     KVMemory,
     MaxModelLen,
     MaxNumBatchedTokens,
@@ -48,8 +49,12 @@ EXAMPLES = examples(
     "millpond serve ./model.gguf --kv-memory 2G --max-num-seqs 32",
     "millpond serve smollm2 --watermark-blocks 8 --audit",
     "millpond serve smollm2 --speculative ngram",
+    "millpond serve smollm2 --kv-dtype int8",
 )
 
+Port = Annotated[
+    int, typer.Option("--port", parser=parse_port, metavar="PORT", help="Port to listen on; 0 takes a free one.")
+]
 LogLevel = Annotated[
     str | None,
     typer.Option("--log-level", metavar="|".join(LOG_LEVELS), help="[default: MILLPOND_LOG_LEVEL, or info]"),
@@ -64,10 +69,9 @@ def serve(
     context: typer.Context,
     model: ModelArgument = DEFAULT_MODEL,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", parser=parse_port, metavar="PORT", help="Port to listen on; 0 takes a free one.")
-    ] = 8000,
+    port: Port = 8000,
     dtype: Dtype = DEFAULTS.dtype,
+    kv_dtype: KVDtype = DEFAULTS.kv_dtype,
     max_model_len: MaxModelLen = None,
     max_num_seqs: MaxNumSeqs = DEFAULTS.max_num_seqs,
     max_num_batched_tokens: MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
@@ -88,6 +92,7 @@ def serve(
 ) -> None:
     config = EngineConfig(
         dtype=dtype,
+        kv_dtype=kv_dtype,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,

@@ -10,6 +10,7 @@ from llvmlite.ir import Constant
 from numba import njit, types
 from numba.extending import intrinsic
 
+from millpond.kernels.attention_int8 import emit_score, emit_softmax, emit_value
 from millpond.kernels.link import call
 from millpond.kernels.simd import F32, I32, I64, V16F32, V16I32, Ir, address, put_float
 
@@ -18,18 +19,26 @@ from millpond.kernels.simd import F32, I32, I64, V16F32, V16I32, Ir, address, pu
 #     bfloat16   keys [head_dim/2][16][2]: pairs of dimensions, positions along the vector
 #                values [8][head_dim][2]: pairs of positions, dimensions along the vector
 #     float32    keys [head_dim][16], values [16][head_dim]
+#
+# and for 8 bits see attention_int8.py.
+F32_KV, BF16_KV, INT8_KV = range(3)
+KV_KINDS = {np.float32: F32_KV, np.uint16: BF16_KV, np.uint8: INT8_KV}  # by the type of the arrays that hold it
 BLOCK = 16
 TILE_ROWS = 6
 GROUP_TOKENS = 8  # consecutive tokens of one sequence that attend together and share each K/V load
 
 
 @intrinsic(prefer_literal=True)
-def score_tile(typingctx, isa, bf16, rows, q, ldq, k, scores, ldscores, scale, head_dim):
-    """scores[0:rows, 0:16] = scale * q @ k for one block. q: rows of bfloat16 or float32, as the cache."""
-    isa_, bf16_, rows_ = isa.literal_value, bf16.literal_value, rows.literal_value
+def score_tile(typingctx, isa, kv, rows, q, ldq, k, scores, ldscores, scale, head_dim):
+    """scores[0:rows, 0:16] = scale * q @ k for one block. q: rows as kv, the kind of cache, wants them."""
+    isa_, kv_, rows_ = isa.literal_value, kv.literal_value, rows.literal_value
+    bf16_ = kv_ == BF16_KV
 
     def codegen(context, builder, signature, args):
         ir = Ir(builder, isa_)
+        if kv_ == INT8_KV:
+            emit_score(ir, rows_, *args[3:])
+            return context.get_dummy_value()
         q, ldq, k, scores, lds, scale, head_dim = args[3:]
         steps, size = 8, ir.together(rows_, 3)
         count = builder.sdiv(head_dim, I64(2 * steps if bf16_ else steps))
@@ -57,20 +66,23 @@ def score_tile(typingctx, isa, bf16, rows, q, ldq, k, scores, ldscores, scale, h
         return context.get_dummy_value()
 
     args = [types.int64] * 5 + [types.float32, types.int64]
-    return types.void(isa, bf16, rows, *args), codegen
+    return types.void(isa, kv, rows, *args), codegen
 
 
 @intrinsic(prefer_literal=True)
-def softmax_row(typingctx, bf16, scores, length, blocks):
+def softmax_row(typingctx, kv, scores, length, blocks, table, v, block_bytes, head_dim):
     """exp(scores[i] - max) for i < length, 0 from there to 16 * blocks, written over the scores; returns 1 / sum.
 
-    What is written has the cache's type; a bfloat16 row takes the first half of the room of its scores.
+    What is written has the cache's type; a bfloat16 row takes the first half of the room of its scores. The values'
+    scales are in the blocks of an 8-bit cache, which are found as in value_tile.
     """
-    bf16_ = bf16.literal_value
+    bf16_, int8_ = kv.literal_value == BF16_KV, kv.literal_value == INT8_KV
 
     def codegen(context, builder, signature, args):
         ir = Ir(builder)
-        scores, length, blocks = args[1:]
+        if int8_:
+            return emit_softmax(ir, *args[1:])
+        scores, length, blocks = args[1:4]
         lanes = Constant(V16I32, list(range(16)))
         own_blocks = builder.sdiv(builder.add(length, I64(BLOCK - 1)), I64(BLOCK))
         lowest = ir.const(V16F32, -3.0e38)
@@ -105,17 +117,20 @@ def softmax_row(typingctx, bf16, scores, length, blocks):
         ir.loop(rest, [], lambda i, _: put(ir.zero(), builder.add(own_blocks, i)) or [])
         return builder.fdiv(F32(1.0), total)
 
-    return types.float32(bf16, *[types.int64] * 3), codegen
+    return types.float32(kv, *[types.int64] * 7), codegen
 
 
 @intrinsic(prefer_literal=True)
-def value_tile(typingctx, isa, bf16, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim):
+def value_tile(typingctx, isa, kv, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim):
     """o[r, 0:16 * vectors] = factors[r] * p[r] @ values over a sequence's blocks; table: int64 block numbers."""
-    isa_, bf16_ = isa.literal_value, bf16.literal_value
-    rows_, vectors_ = rows.literal_value, vectors.literal_value
+    isa_, kv_ = isa.literal_value, kv.literal_value
+    rows_, vectors_, bf16_ = rows.literal_value, vectors.literal_value, kv_ == BF16_KV
 
     def codegen(context, builder, signature, args):
         ir = Ir(builder, isa_)
+        if kv_ == INT8_KV:
+            emit_value(ir, rows_, vectors_, *args[4:])
+            return context.get_dummy_value()
         p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim = args[4:]
         row_bytes, rows, vectors = ir.times(head_dim, 4), ir.together(rows_, 3), ir.together(vectors_, 1)
 
@@ -154,38 +169,38 @@ def value_tile(typingctx, isa, bf16, rows, vectors, p, ldp, table, blocks, v, bl
         ir.loop(I64(rows_ // rows), [], some_rows)
         return context.get_dummy_value()
 
-    return types.void(isa, bf16, rows, vectors, *[types.int64] * 10), codegen
+    return types.void(isa, kv, rows, vectors, *[types.int64] * 10), codegen
 
 
 @njit(cache=True, nogil=True)
-def score(isa, bf16, rows, q, ldq, k, scores, ldscores, scale, head_dim):
-    """score_tile as a function to be compiled on its own, once for each (isa, bf16, rows)."""
-    score_tile(isa, bf16, rows, q, ldq, k, scores, ldscores, scale, head_dim)
+def score(isa, kv, rows, q, ldq, k, scores, ldscores, scale, head_dim):
+    """score_tile as a function to be compiled on its own, once for each (isa, kv, rows)."""
+    score_tile(isa, kv, rows, q, ldq, k, scores, ldscores, scale, head_dim)
 
 
 @njit(cache=True, nogil=True)
-def softmax(bf16, scores, length, blocks, factor):
+def softmax(kv, scores, length, blocks, table, v, block_bytes, head_dim, factor):
     """softmax_row as a function to be compiled on its own; 1 / sum goes to the float32 at address `factor`."""
-    put_float(factor, softmax_row(bf16, scores, length, blocks))
+    put_float(factor, softmax_row(kv, scores, length, blocks, table, v, block_bytes, head_dim))
 
 
 @njit(cache=True, nogil=True)
-def value(isa, bf16, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim):
-    """value_tile as a function to be compiled on its own, once for each (isa, bf16, rows, vectors)."""
-    value_tile(isa, bf16, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim)
+def value(isa, kv, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim):
+    """value_tile as a function to be compiled on its own, once for each (isa, kv, rows, vectors)."""
+    value_tile(isa, kv, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim)
 
 
 @njit(cache=True, nogil=True)
-def attend(tiles, keys, values, kv_head, rows, per_token, length, table, q, o, head_dim, scores, factors):
+def attend(tiles, keys, values, kv_head, rows, per_token, length, table, q, q_bytes, o, head_dim, scores, factors):
     """`rows` query rows of one K/V head and one sequence, `per_token` rows a token, consecutive tokens.
 
     keys, values: one layer's cache [blocks, kv_heads, ...]. The first token's context is `length` positions, the next
-    one's one more. table: int64, the sequence's blocks. q, o: addresses of the rows, head_dim elements each (the
-    cache's type; float32). scores: float32 scratch [rows, >= 16 * blocks]; factors: float32 [rows].
+    one's one more. table: int64, the sequence's blocks. q: address of the rows as the cache wants them, q_bytes apart;
+    o: of head_dim float32 for each. scores: float32 scratch [rows, >= 16 * blocks]; factors: float32 [rows].
     """
     blocks = (length + rows // per_token - 1 + BLOCK - 1) // BLOCK
     k, v = address(keys) + kv_head * keys.strides[1], address(values) + kv_head * values.strides[1]
-    q_bytes, o_bytes, score_bytes = head_dim * keys.itemsize, head_dim * 4, scores.strides[0]
+    o_bytes, score_bytes = head_dim * 4, scores.strides[0]
     scale = np.float32(1) / np.sqrt(np.float32(head_dim))
     for b in range(blocks):
         k_b = k + table[b] * keys.strides[0]
@@ -194,7 +209,10 @@ def attend(tiles, keys, values, kv_head, rows, per_token, length, table, q, o, h
             call(tiles.score[n], 0, 0, n, at_q, q_bytes, k_b, at_s, score_bytes, scale, head_dim)
     for r in range(rows):
         at_s = address(scores) + r * score_bytes
-        call(tiles.softmax, 0, at_s, length + r // per_token, blocks, address(factors) + 4 * r)
+        call(
+            tiles.softmax, 0, at_s, length + r // per_token, blocks, address(table), v, values.strides[0], head_dim,
+            address(factors) + 4 * r,
+        )  # fmt: skip
     for r in range(0, rows, TILE_ROWS):
         n, p, f = min(TILE_ROWS, rows - r), address(scores) + r * score_bytes, address(factors) + 4 * r
         dim, at_o = 0, o + r * o_bytes

@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic
 
+from millpond.kernels.attention_int8 import put_key_int8, put_value_int8
 from millpond.kernels.matmul import BF16, DEPTH, GROUP, KIND, MAGNITUDES, OUTLIER_COUNT, OUTLIERS, U8, ZERO_CODE
 from millpond.kernels.simd import (
     F32,
@@ -233,8 +234,11 @@ def to_bf16(x):
 
 @njit(cache=True, nogil=True)
 def write_key(x, block, offset):
-    """Put a head's key at one of the 16 positions of its block (attention.py; bfloat16 has an axis for the pairs)."""
-    if block.ndim == 3:
+    """Put a head's key at one of the 16 positions of its block (attention.py; bfloat16 has an axis for the pairs, a
+    block of 8 bits is a run of bytes)."""
+    if block.ndim == 1:
+        put_key_int8(address(x), address(block), offset, x.size)
+    elif block.ndim == 3:
         put_key(address(x), address(block) + 4 * offset, block.shape[0] // 8)
     else:
         for d in range(block.shape[0]):
@@ -246,9 +250,11 @@ def write_value(x, block, offset, cleared):
     """Put a head's value at one of the 16 positions of its block, and zeros at the next `cleared` positions.
 
     What is beyond a sequence's end in its last block is multiplied by 0, so it must not be a leftover (which may be
-    not a number).
+    not a number; 8 bits always are).
     """
-    if block.ndim == 3:
+    if block.ndim == 1:
+        put_value_int8(address(x), address(block), offset, x.size)
+    elif block.ndim == 3:
         dim = block.shape[1]
         put_value(address(x), address(block) + offset // 2 * dim * 4 + offset % 2 * 2, dim // 16)
         for after in range(offset + 1, offset + 1 + cleared):

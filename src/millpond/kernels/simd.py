@@ -187,6 +187,17 @@ class Ir:
             acc = b.add(acc, b.mul(w, a))
         return acc
 
+    def dot_whole_u8s8(self, acc, unsigned, signed):
+        """dot_u8s8 without its limits on AVX2."""
+        if self.isa != AVX2:
+            return self.dot_u8s8(acc, unsigned, signed)
+        b, eight = self.b, self.const(V32I16, 8)
+        u, s = b.bitcast(unsigned, V32I16), b.bitcast(signed, V32I16)
+        even = b.and_(u, self.const(V32I16, 255)), b.ashr(b.shl(s, eight), eight)
+        for u_, s_ in (even, (b.lshr(u, eight), b.ashr(s, eight))):
+            acc = self.in_order(b.add(acc, self.by_halves("llvm.x86.avx2.pmadd.wd", V8I32, u_, s_)))
+        return acc
+
     def dot_start(self, correction):
         """What a chain of dot_u8s8 starts from, so that it sums (weights - 128) * activations for weights from 1 on:
         -128 times the sum of the activations, or 0 where the dot counts weights from 128 itself."""

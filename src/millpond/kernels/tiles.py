@@ -7,7 +7,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from millpond.kernels.attention import GROUP_TOKENS, TILE_ROWS, score, softmax, value
+from millpond.kernels.attention import GROUP_TOKENS, KV_KINDS, TILE_ROWS, score, softmax, value
 from millpond.kernels.isa import ISAS
 from millpond.kernels.link import entry_point
 from millpond.kernels.matmul import BF16, F32_WEIGHTS, FIRST_U4, KINDS, NEAR_U8, ROWS, U4, U8, gemm
@@ -41,7 +41,7 @@ def load_tiles(
 
     link is called with each function and the types of its arguments, and returns its address.
     """
-    level, bf16 = types.literal(ISAS[isa]), types.literal(int(kv_dtype is np.uint16))
+    level, kv = types.literal(ISAS[isa]), types.literal(KV_KINDS[kv_dtype])
     ints = [types.int64] * 17
     gemms = np.zeros((KINDS, ROWS + 1), np.int64)
     for kind in set().union(*(TILES_OF[kind] for kind in kinds)):
@@ -50,14 +50,14 @@ def load_tiles(
     scores, values = np.zeros(TILE_ROWS + 1, np.int64), np.zeros((TILE_ROWS + 1, 5), np.int64)
     for rows in attention_rows(heads_per_kv):
         literal = types.literal(rows)
-        scores[rows] = link(score, level, bf16, literal, *ints[:5], types.float32, types.int64)
+        scores[rows] = link(score, level, kv, literal, *ints[:5], types.float32, types.int64)
         for vectors in [4] * (head_dim >= 64) + [1] * (head_dim % 64 > 0):
-            values[rows, vectors] = link(value, level, bf16, literal, types.literal(vectors), *ints[:10])
+            values[rows, vectors] = link(value, level, kv, literal, types.literal(vectors), *ints[:10])
     return Tiles(
         threads=threads,
         gemm=gemms,
         score=scores,
-        softmax=link(softmax, bf16, *ints[:4]),
+        softmax=link(softmax, kv, *ints[:8]),
         value=values,
     )
 

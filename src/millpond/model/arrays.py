@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels.attention import BLOCK, GROUP_TOKENS
+from millpond.kernels.attention_int8 import key_bytes, query_bytes, value_bytes
 from millpond.kernels.matmul import (
     ADDS,
     COLUMNS,
@@ -44,7 +45,8 @@ class Weights(NamedTuple):
 
 
 class KVCache(NamedTuple):
-    """keys, values [layers, blocks, kv_heads, ...]: uint16 (bfloat16 bits) or float32, as attention.py draws them.
+    """keys, values [layers, blocks, kv_heads, ...]: uint16 (bfloat16 bits), float32, or uint8, 8-bit numbers with their
+    scales as attention.py and attention_int8.py draw them.
 
     Views of one array: a block's keys and values of all heads are one run of memory.
     """
@@ -127,14 +129,37 @@ def new_weights(config: ModelConfig, weights: LlamaWeights, max_model_len: int) 
 
 
 def new_kv_cache(config: ModelConfig, num_blocks: int, dtype: type[np.generic]) -> KVCache:
-    """Zeroed keys and values for num_blocks blocks of 16 positions; dtype uint16 (bfloat16 bits) or float32."""
-    outer, dim = (config.num_layers, num_blocks, 2, config.num_kv_heads), config.head_dim
-    both = np.zeros((*outer, dim * BLOCK), dtype)
-    if dtype is np.float32:
-        keys, values = (dim, BLOCK), (BLOCK, dim)
-    else:
-        keys, values = (dim // 2, BLOCK, 2), (BLOCK // 2, dim, 2)
-    return KVCache(both.reshape(*outer, *keys)[:, :, 0], both.reshape(*outer, *values)[:, :, 1])
+    """Zeroed keys and values for num_blocks blocks of 16 positions; dtype uint16 (bfloat16 bits), float32 or uint8."""
+    heads, dim = config.num_kv_heads, config.head_dim
+    sizes = [heads * num_bytes for num_bytes in _head_bytes(config, dtype)]
+    both = np.zeros((config.num_layers, num_blocks, sum(sizes)), np.uint8)
+    shapes: dict[type[np.generic], tuple[tuple[int, ...], ...]] = {
+        np.float32: ((dim, BLOCK), (BLOCK, dim)),
+        np.uint16: ((dim // 2, BLOCK, 2), (BLOCK // 2, dim, 2)),
+        np.uint8: tuple((num_bytes // heads,) for num_bytes in sizes),
+    }
+    parts = zip(np.split(both, [sizes[0]], axis=-1), shapes[dtype], strict=True)
+    return KVCache(*(part.view(dtype).reshape(*both.shape[:2], heads, *shape) for part, shape in parts))
+
+
+def kv_storage(dtype: str, kv_dtype: str) -> type[np.generic]:
+    """The type of the arrays that hold K/V for a config's dtype and kv_dtype."""
+    if kv_dtype == "int8":
+        return np.uint8
+    return np.float32 if dtype == "float32" else np.uint16
+
+
+def kv_block_bytes(config: ModelConfig, dtype: type[np.generic]) -> int:
+    """Bytes of K/V that a block of 16 positions takes over all layers."""
+    return config.num_layers * config.num_kv_heads * sum(_head_bytes(config, dtype))
+
+
+def _head_bytes(config: ModelConfig, dtype: type[np.generic]) -> tuple[int, int]:
+    """Bytes of the keys and of the values of one block, one layer and one K/V head."""
+    if dtype is np.uint8:
+        return key_bytes(config.head_dim), value_bytes(config.head_dim)
+    plain = BLOCK * config.head_dim * np.dtype(dtype).itemsize
+    return plain, plain
 
 
 def new_scratch(
@@ -144,6 +169,7 @@ def new_scratch(
     narrow = max(config.hidden_size, config.num_heads * config.head_dim)
     depth = max(narrow, config.ffn_size)
     width = config.heads_per_kv * config.head_dim
+    query_width = config.heads_per_kv * query_bytes(config.head_dim) if kv_dtype is np.uint8 else width
     heads = config.num_heads + 2 * config.num_kv_heads
     blocks, group_rows = -(-max_model_len // BLOCK), GROUP_TOKENS * config.heads_per_kv
     return Scratch(
@@ -152,7 +178,7 @@ def new_scratch(
         inputs=np.zeros(max(rows, sampled) * (narrow * 4 + 64), np.uint8),
         sums=np.zeros((max(rows, sampled), narrow // GROUP * 2 + MOST_OUTLIERS), np.float32),
         qkv=np.zeros((rows, padded(heads * config.head_dim)), np.float32),
-        queries=np.zeros((config.num_kv_heads, rows, width), kv_dtype),
+        queries=np.zeros((config.num_kv_heads, rows, query_width), kv_dtype),
         attended=np.zeros((config.num_kv_heads, rows, width), np.float32),
         ffn=np.zeros((threads, ROW_BLOCK, 2 * UNIT), np.float32),
         ffn_inputs=np.zeros(rows * (config.ffn_size * 4 + 64), np.uint8),

@@ -76,10 +76,6 @@ class ModelConfig:
         if optional_int(metadata, f"{self.architecture}.expert_count", 0):
             raise ModelFileError("mixtures of experts are not supported")
 
-    def kv_bytes_per_position(self, element_bytes: int) -> int:
-        """Bytes of K/V that one position takes over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
-
 
 def _rope_scale(metadata: Mapping[str, Any], arch: str) -> float:
     kind = optional_str(metadata, f"{arch}.rope.scaling.type") or "none"

@@ -20,6 +20,7 @@ BEFORE, AFTER = "arrays", "leave, sample"
 
 DOT_OF = {U4: "u8 x s8", U8: "u8 x s8", BF16: "bf16", F32_WEIGHTS: "float32"}
 INPUT_BYTES = {U4: 1, U8: 1, BF16: 2, F32_WEIGHTS: 4}  # of an activation, as the layer's kind takes it
+QUERY_BYTES = {"bf16": 2, "float32": 4, "u8 x s8": 1.5}  # of a query's element, by the product that it goes into
 FLOAT = 4
 
 
@@ -154,7 +155,7 @@ def step_work(
         "embed": Work(rows, memory_bytes=rows * embedding_row, cache_bytes=rows * hidden * FLOAT),
         "norm 1": row_work(layers, rows, hidden, prepared(qkv)),
         "q k v": linear_work(qkv, rows),
-        "rotate, write": row_work(layers, rows, both, heads * 2 + kv_position_bytes / layers),
+        "rotate, write": row_work(layers, rows, both, heads * QUERY_BYTES[kv_dot] + kv_position_bytes / layers),
         "attend": attention_work(config, shape, kv_position_bytes, kv_dot),
         "gather": row_work(inner, rows, heads, prepared(out)) + row_work(1, sampled, heads, prepared(out)),
         "out": linear_work(out[:-1], rows) + linear_work(out[-1:], sampled),

@@ -8,6 +8,7 @@ import numpy as np
 from numba import njit, prange, typeof, types
 
 from millpond.kernels.attention import BLOCK, attend
+from millpond.kernels.attention_int8 import quantise_query
 from millpond.kernels.embedding import embed
 from millpond.kernels.link import call, entry_point, inner_copy
 from millpond.kernels.matmul import (
@@ -136,8 +137,10 @@ def rotate_rows(thread, weights, keys, values, batch, scratch):
         cosine, sine = weights.cosine[batch.positions[m]], weights.sine[batch.positions[m]]
         for h in range(weights.num_heads):
             rotate(qkv[h * dim : (h + 1) * dim], cosine, sine, row)
-            query = address(scratch.queries[h // per_kv, m]) + h % per_kv * dim * scratch.queries.itemsize
-            if scratch.queries.itemsize == 2:
+            query = address(scratch.queries[h // per_kv, m]) + h % per_kv * (scratch.queries.strides[1] // per_kv)
+            if scratch.queries.itemsize == 1:
+                quantise_query(address(row), query, dim)
+            elif scratch.queries.itemsize == 2:
                 round_row(address(row), query, dim // 16)
             else:
                 copy_row(address(row), query, dim // 16)
@@ -145,7 +148,7 @@ def rotate_rows(thread, weights, keys, values, batch, scratch):
         v = k + weights.num_kv_heads * dim
         for h in range(weights.num_kv_heads):
             rotate(qkv[k + h * dim : k + (h + 1) * dim], cosine, sine, row)
-            write_key(row, keys[block, h], offset)
+            write_key(row[:dim], keys[block, h], offset)
             write_value(qkv[v + h * dim : v + (h + 1) * dim], values[block, h], offset, batch.cleared[m])
 
 
@@ -158,7 +161,8 @@ def attend_groups(tiles, thread, weights, keys, values, batch, scratch):
         h = item % kv_heads
         q, o = address(scratch.queries[h, first]), address(scratch.attended[h, first])
         table, scores, factors = batch.tables[sequence], scratch.scores[thread], scratch.factors[thread]
-        attend(tiles, keys, values, h, count * per_token, per_token, length, table, q, o, dim, scores, factors)
+        rows, q_bytes = count * per_token, scratch.queries.strides[1] // per_token
+        attend(tiles, keys, values, h, rows, per_token, length, table, q, q_bytes, o, dim, scores, factors)
 
 
 @inner

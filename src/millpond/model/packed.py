@@ -104,32 +104,41 @@ class PackedFile:
 
 
 def packed_weights(
-    file: GGUFFile, config: ModelConfig, dtype: str, *, isa: str, folder: Path, notify: Notify
+    file: GGUFFile,
+    config: ModelConfig,
+    dtype: str,
+    kv_dtype: str,
+    *,
+    isa: str,
+    folder: Path,
+    notify: Notify,
 ) -> tuple[LlamaWeights, Callable[[Sequence[NDArray[np.int64]]], None]]:
     """The weights, read where they have been packed before, and what to call with the outlier channels of all integer
     layers once they are known: it keeps newly packed weights, and does nothing for others."""
     if file.path.stat().st_size < LEAST_BYTES:
         return load_weights(file, config, dtype), lambda outliers: None
-    place = PackedFile(
-        file, config, dtype, packed_path(file.path, dtype, folder), key_of(file.path, dtype, isa), notify
-    )
+    path, key = packed_path(file.path, dtype, kv_dtype, folder), key_of(file.path, dtype, kv_dtype, isa)
+    place = PackedFile(file, config, dtype, path, key, notify)
     if (weights := place.read()) is not None:
         return weights, lambda outliers: None
     weights = load_weights(file, config, dtype)
     return weights, lambda outliers: place.write(weights, outliers)
 
 
-def packed_path(model: Path, dtype: str, folder: Path) -> Path:
-    """One for each model file and dtype, so that what was packed from an older version of the file is replaced."""
+def packed_path(model: Path, dtype: str, kv_dtype: str, folder: Path) -> Path:
+    """One for each model file, dtype and kv_dtype, so that what was packed from an older version of the file is
+    replaced."""
+    kinds = dtype if kv_dtype == "auto" else f"{dtype}-{kv_dtype}"
     place = hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:12]
-    return folder / f"{model.stem}-{dtype}-{place}.packed"
+    return folder / f"{model.stem}-{kinds}-{place}.packed"
 
 
-def key_of(model: Path, dtype: str, isa: str) -> str:
-    """What weights are packed from: the model file, the code that packs them, and the kernels that choose the outlier
-    channels. The file is known by its size, its times and its inode, and by some of what is in it."""
+def key_of(model: Path, dtype: str, kv_dtype: str, isa: str) -> str:
+    """What weights are packed from: the model file, the code that packs them, and what chooses the outlier channels, a
+    probe by these kernels through K/V of this type. The file is known by its size, its times and its inode, and by some
+    of what is in it."""
     about = model.stat()
-    parts = [dtype, isa, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
+    parts = [dtype, kv_dtype, isa, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
     digest = hashlib.sha256(repr((source_hash((*SOURCE_FOLDERS, "load")), parts)).encode())
     with model.open("rb") as source:
         for sample in range(SAMPLES):

@@ -24,7 +24,17 @@ from millpond.kernels.pack import Packed
 from millpond.kernels.precompile import Job, Wanted, compile_missing
 from millpond.kernels.tiles import Tiles, load_tiles
 from millpond.model import llama
-from millpond.model.arrays import Batch, KVCache, Scratch, Weights, new_kv_cache, new_scratch, new_weights, touch
+from millpond.model.arrays import (
+    Batch,
+    KVCache,
+    Scratch,
+    Weights,
+    kv_storage,
+    new_kv_cache,
+    new_scratch,
+    new_weights,
+    touch,
+)
 from millpond.model.config import ModelConfig
 from millpond.model.llama import forward, link_forward
 from millpond.model.outliers import PROBE_TOKENS, find_outliers, probe_tokens, take_out
@@ -52,6 +62,7 @@ class ModelRunner:
         isa: str,
         threads: int,
         dtype: str,
+        kv_dtype: str,
         num_blocks: int,
         block_size: int,
         max_num_seqs: int,
@@ -67,7 +78,7 @@ class ModelRunner:
         self._max_rows, self._max_model_len, self._vocab_size = max_num_batched_tokens, max_model_len, vocab_size
         self._per_block = block_size // BLOCK
         self._first_blocks = FIRST_BLOCKS * max_num_seqs * self._per_block
-        self._kv_dtype = np.float32 if dtype == "float32" else np.uint16
+        self._kv_dtype = kv_storage(dtype, kv_dtype)
         self._weights: Weights = new_weights(config, packed, max(max_model_len, PROBE_TOKENS))
         self._cache: KVCache = new_kv_cache(config, num_blocks * self._per_block, self._kv_dtype)
         self._scratch: Scratch = new_scratch(

@@ -14,7 +14,8 @@ from millpond.model.floors import AFTER, BEFORE, StepShape, phase_names
 from millpond.runner.model_runner import ModelRunner
 
 GREEDY = SamplingParams(temperature=0.0)
-FILL = 0x3C  # a byte that makes a small number of every type that K/V is kept in
+FILL = 0x3C  # a byte that makes a small number of every type that K/V and its scales are kept in
+KV_DOTS = {np.float32: "float32", np.uint16: "bf16", np.uint8: "u8 x s8"}  # what K/V of a type is multiplied by
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class PhaseTimer:
         for part in runner._cache:
             part.view(np.uint8)[...] = FILL
         self.kv_position_bytes = sum(part.nbytes for part in runner._cache) / (num_blocks * block_size)
-        self.kv_dot = "float32" if runner._kv_dtype is np.float32 else "bf16"
+        self.kv_dot = KV_DOTS[runner._kv_dtype]
 
     def step(self, shape: StepShape) -> SchedulerOutput:
         """A step of random tokens. Raises ValueError where the pool has too few blocks for it."""

@@ -174,13 +174,15 @@ def _url(listener: socket.socket) -> str:
 
 
 def startup_lines(engine: Engine, url: str, model_names: Sequence[str]) -> list[str]:
-    """What a person should know when the server answers: where, what, and the size of the pool."""
+    """What a person should know when the server answers: where, what, and how the pool is made."""
     num_blocks, block_size = engine.scheduler.pool.num_blocks, engine.scheduler.block_size
     threads = "" if engine.config.threads is None else f"{engine.config.threads} threads, "
+    num_tokens, kv_memory = num_blocks * block_size, engine.config.kv_memory
+    each = "" if kv_memory is None else f", {kv_memory // num_tokens:,} bytes each"
     return [
         f"millpond serves {', '.join(model_names)} at {url}",
-        f"{threads}{num_blocks} blocks of {block_size} tokens for K/V ({num_blocks * block_size} tokens), "
-        f"{_reserve(engine)}",
+        f"{threads}{num_blocks} blocks of {block_size} tokens for K/V ({num_tokens} tokens in {engine.config.kv_type}"
+        f"{each}), {_reserve(engine)}",
     ]
 
 
