@@ -299,9 +299,9 @@ def test_no_step_compiles_anything_once_the_runner_is_warm(mixed):
 
 
 @pytest.mark.parametrize("threads", [1, min(2, numba.config.NUMBA_NUM_THREADS)])
-@every_dtype
-def test_a_step_notes_the_largest_logit_of_every_tile_of_its_rows_and_of_no_other(mixed, dtype, threads):
-    runner = tiny_runner(mixed, dtype=dtype, threads=threads)
+@every_type
+def test_a_step_notes_the_largest_logit_of_every_tile_of_its_rows_and_of_no_other(mixed, types, threads):
+    runner = tiny_runner(mixed, **types, threads=threads)
     scratch = runner._scratch
     for count in (1, 5, 8):
         scratch.tops[:] = 7
