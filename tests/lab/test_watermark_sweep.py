@@ -6,9 +6,10 @@ import pytest
 
 from millpond.core.scheduler import Scheduler
 from millpond.errors import ConfigError, EngineError, InvariantError
+from millpond.lab.arrivals import Traffic
 from millpond.lab.batchbench import WatermarkSweep, choose_reserve, sweep_watermarks
 from millpond.lab.faults import WithoutWaiver
-from millpond.lab.lengths import Lengths, workload_of
+from millpond.lab.lengths import Lengths
 from millpond.lab.workload import WorkloadRequest
 
 KEYS = [
@@ -25,7 +26,8 @@ KEYS = [
 
 
 def sweep_of(max_tokens=10, *, num_requests=8, prompt_tokens=6, slots=3, num_blocks=8, **changes):
-    workload = workload_of(num_requests, Lengths((prompt_tokens,)), Lengths((max_tokens,)), vocab_size=100, seed=0)
+    prompts, outputs = Lengths((prompt_tokens,)), Lengths((max_tokens,))
+    workload = Traffic(num_requests=num_requests, prompt_tokens=prompts, max_tokens=outputs).requests()
     sizes = {"requests": workload, "num_blocks": num_blocks, "block_size": 4, "max_num_seqs": slots, "audit": True}
     return WatermarkSweep(**{**sizes, **changes})
 

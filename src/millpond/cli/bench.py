@@ -28,7 +28,7 @@ from millpond.cli.options import (
     MaxNumBatchedTokens,
     ModelOption,
     Threads,
-    check_folder,
+    check_target,
     examples,
     parse_counts,
 )
@@ -130,7 +130,12 @@ def engine(
     isa: Isa = DEFAULTS.isa,
     record: Annotated[
         Path | None,
-        typer.Option("--record", metavar="FILE", help="Write each step's shape and seconds (JSONL), for `simulate`."),
+        typer.Option(
+            "--record",
+            metavar="FILE",
+            callback=check_target,
+            help="Write each step's shape and seconds (JSONL), for `simulate`.",
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print decode_tok_s, prefill_tok_s and w1_output_tok_s.")
@@ -138,8 +143,9 @@ def engine(
 ) -> None:
     from millpond.lab.bench_engine import BenchPlan, EngineBench
 
-    check_folder(record)
-    plan = BenchPlan(decode=parse_counts(decode), prefill=parse_counts(prefill), w1=w1, rounds=rounds)
+    plan = BenchPlan(
+        decode=parse_counts(decode, "--decode"), prefill=parse_counts(prefill, "--prefill"), w1=w1, rounds=rounds
+    )
     slots = max(DEFAULTS.max_num_seqs, *plan.decode, 1)
     config = EngineConfig(
         dtype=dtype,

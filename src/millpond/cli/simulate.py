@@ -12,6 +12,7 @@ import typer
 from millpond.cli import loading, traffic
 from millpond.cli.options import (
     DEFAULTS,
+    Blocks,
     BlockSize,
     MaxModelLen,
     MaxNumBatchedTokens,
@@ -31,12 +32,17 @@ if TYPE_CHECKING:
     from millpond.lab.latency import Slo
     from millpond.lab.workload import WorkloadRequest
 
-HELP = """Run a workload on the real scheduler and engine loop, with no model and in virtual time.
+HELP = (
+    """Run a workload on the real scheduler and engine loop, with no model and in virtual time.
 
 Each step takes as long as a cost model says that is fitted to steps of a real engine: record your own with
 `millpond bench engine --record steps.jsonl`. The same arguments give the same figures, to the digit.
 
-With --against the same workload runs on a real model too, in real time, and the table has both."""
+With --against the same workload runs on a real model too, in real time, and the table has both.
+
+"""
+    + f"{traffic.LENGTHS_HELP} {traffic.TRACE_HELP}"
+)
 
 EXAMPLES = examples(
     "millpond simulate --requests 10000 --rate 6",
@@ -155,17 +161,17 @@ def summary(report: Mapping[str, Any]) -> list[str]:
 
 def simulate(
     context: typer.Context,
-    requests: Annotated[int, typer.Option("--requests", min=1, help="How many requests.")] = 10_000,
+    requests: traffic.Requests = 10_000,
     rate: traffic.Rate = 5.0,
     burstiness: traffic.Burstiness = 1.0,
-    prompt_tokens: traffic.PromptTokens = traffic.DEFAULT_PROMPT_TOKENS,
-    output_tokens: traffic.OutputTokens = traffic.DEFAULT_OUTPUT_TOKENS,
+    prompt_tokens: traffic.PromptTokens = traffic.PROMPT_TOKENS,
+    max_tokens: traffic.MaxTokens = traffic.MAX_TOKENS,
     seed: traffic.Seed = 0,
     trace: traffic.Trace = None,
     cost: traffic.Cost = None,
     ttft_slo: traffic.TtftSlo = None,
     itl_slo: traffic.ItlSlo = None,
-    blocks: Annotated[int, typer.Option("--blocks", min=1, help="Blocks in the K/V pool.")] = 1024,
+    blocks: Blocks = 1024,
     block_size: BlockSize = DEFAULTS.block_size,
     max_num_seqs: MaxNumSeqs = DEFAULTS.max_num_seqs,
     max_num_batched_tokens: MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
@@ -178,12 +184,11 @@ def simulate(
     plot: Plot = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object, with the pool over time.")] = False,
 ) -> None:
-    from millpond.lab.kernel_plot import check_plot
-
-    if plot is not None:
-        check_plot(plot)
-    drawn = (requests, rate, burstiness, prompt_tokens, output_tokens, seed)
-    workload = traffic.drawn_workload(*drawn) if trace is None else traffic.traced_workload(trace)
+    workload = (
+        traffic.drawn_workload(requests, prompt_tokens, max_tokens, seed, rate=rate, burstiness=burstiness)
+        if trace is None
+        else traffic.traced_workload(context, trace)
+    )
     config = EngineConfig(
         num_blocks=blocks,
         block_size=block_size,

@@ -5,6 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+from millpond.errors import ConfigError
+
+MOST_REQUESTS = 1_000_000
+MOST_SECONDS = 1e7  # from the first arrival to the last: beyond it a clock of 64 bits loses microseconds
+MOST_TOKENS = 1 << 26  # of prompts and outputs together: what is more takes gigabytes and hours
+
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
@@ -13,6 +19,19 @@ class WorkloadRequest:
     arrival: float
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
+
+
+def check_size(num_requests: int, num_tokens: int) -> None:
+    """Raise ConfigError for a workload of more requests or tokens than memory is meant for."""
+    if num_requests > MOST_REQUESTS:
+        raise ConfigError(
+            f"a workload has at most {MOST_REQUESTS} requests, got {num_requests}; take fewer (--requests)"
+        )
+    if num_tokens > MOST_TOKENS:
+        raise ConfigError(
+            f"a workload has at most {MOST_TOKENS} tokens, got {num_tokens} in {num_requests} requests; take fewer "
+            f"(--requests) or shorter ones (--prompt-tokens, --max-tokens)"
+        )
 
 
 def random_prompt(random: Random, num_tokens: int, vocab_size: int) -> tuple[int, ...]:
