@@ -199,7 +199,7 @@ class TestCompare:
     [
         ((), "no request to batch"),
         ((WorkloadRequest(1.5, (1,), 1),), "all requests there at 0 seconds, one comes at 1.5"),
-        (workload((1, 1), (4, 300)), r"request 2 of the workload could never run: .*needs 76 blocks .*\(--blocks\)"),
+        (workload((1, 1), (4, 300)), "the longest request could never run: .*needs 76 blocks .*more blocks"),
     ],
 )
 def test_a_workload_that_cannot_be_compared_is_refused(requests, message):

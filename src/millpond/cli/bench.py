@@ -57,6 +57,17 @@ EXAMPLES = examples(
 )
 
 
+Record = Annotated[
+    Path | None,
+    typer.Option(
+        "--record",
+        metavar="FILE",
+        callback=check_target,
+        help="Write each step's shape and seconds (JSONL), for `simulate`.",
+    ),
+]
+
+
 def register(app: typer.Typer) -> None:
     group = typer.Typer(rich_markup_mode=None)
     group.callback(invoke_without_command=True)(bench)
@@ -128,15 +139,7 @@ def engine(
     kv_memory: KVMemory = None,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
-    record: Annotated[
-        Path | None,
-        typer.Option(
-            "--record",
-            metavar="FILE",
-            callback=check_target,
-            help="Write each step's shape and seconds (JSONL), for `simulate`.",
-        ),
-    ] = None,
+    record: Record = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print decode_tok_s, prefill_tok_s and w1_output_tok_s.")
     ] = False,

@@ -113,7 +113,7 @@ def bench_of(
     from millpond.core.scheduler import Scheduler
     from millpond.lab.arrivals import with_random_prompts
     from millpond.lab.batchbench import BatchBench
-    from millpond.lab.stepping import CHECKSUM_TOKENS, NO_MODEL_LEN, ChecksumRunner
+    from millpond.lab.stepping import CHECKSUM_TOKENS, NO_LIMIT, ChecksumRunner
 
     if model is not None:
         engine = loading.open_engine(model, config, settings)
@@ -127,7 +127,7 @@ def bench_of(
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=NO_MODEL_LEN,
+        max_model_len=NO_LIMIT,
         watermark_blocks=0,
     )
     runner = ChecksumRunner()
@@ -194,15 +194,15 @@ def batching(
     bench = bench_of(model, config, workload, seed, context.ensure_object(Settings))
     timed, unit = (False, "step") if model is None else (True, "second")
     static, continuous = measure(bench, rounds if timed else 1, timed)
+    report = report_of(bench, static, continuous, unit)
+    if as_json:
+        typer.echo(json.dumps(report))
+    else:
+        from rich.console import Console
+
+        Console().print(as_table(report["static"], report["continuous"], unit))
     if plot is not None:
         from millpond.lab.batching_plot import draw_timeline
 
         title = f"{model or 'no model'}: {requests} request{'s' * (requests > 1)}, {slots} slot{'s' * (slots > 1)}"
         draw_timeline(static, continuous, unit, title, plot)
-    report = report_of(bench, static, continuous, unit)
-    if as_json:
-        typer.echo(json.dumps(report))
-        return
-    from rich.console import Console
-
-    Console().print(as_table(report["static"], report["continuous"], unit))

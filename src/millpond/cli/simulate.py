@@ -14,7 +14,6 @@ from millpond.cli.options import (
     DEFAULTS,
     Blocks,
     BlockSize,
-    MaxModelLen,
     MaxNumBatchedTokens,
     MaxNumSeqs,
     Plot,
@@ -26,8 +25,11 @@ from millpond.cli.settings import Settings
 from millpond.config import EngineConfig
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.table import Table
 
+    from millpond.engine.engine import Engine
     from millpond.lab.cost_model import CostModel
     from millpond.lab.latency import Slo
     from millpond.lab.workload import WorkloadRequest
@@ -80,20 +82,26 @@ def run_simulated(
     }
 
 
-def run_real(
-    model: str, workload: Sequence[WorkloadRequest], config: EngineConfig, slo: Slo, seed: int, settings: Settings
-) -> dict[str, Any]:
+def run_real(engine: Engine, workload: Sequence[WorkloadRequest], slo: Slo, seed: int) -> dict[str, Any]:
     """The figures of the same workload on a real engine, with random prompts."""
     from millpond.cli.progress import advancing_bar
     from millpond.lab.arrivals import with_random_prompts
     from millpond.lab.driving import RealClock, drive
     from millpond.lab.simulation_report import figures
 
-    engine = loading.open_engine(model, config, settings)
     workload = with_random_prompts(workload, engine.limits.vocab_size, seed)
     with advancing_bar(len(workload), f"requests on {engine.model_name}") as notify:
         latencies = drive(engine, workload, RealClock(), notify)
     return figures(latencies, engine.scheduler.counters, slo)
+
+
+def open_real(model: str, config: EngineConfig, settings: Settings, workload: Sequence[WorkloadRequest]) -> Engine:
+    """The engine of --against; what it could not serve is refused before anything is simulated."""
+    from millpond.lab.workload import check_door
+
+    engine = loading.open_engine(model, config, settings)
+    check_door(workload, engine.scheduler.door)
+    return engine
 
 
 def texts(side: Mapping[str, Any]) -> dict[str, str]:
@@ -175,7 +183,10 @@ def simulate(
     block_size: BlockSize = DEFAULTS.block_size,
     max_num_seqs: MaxNumSeqs = DEFAULTS.max_num_seqs,
     max_num_batched_tokens: MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
-    max_model_len: MaxModelLen = None,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option("--max-model-len", help="Longest prompt and output together, in tokens [default: what fits]"),
+    ] = None,
     watermark: Watermark = DEFAULTS.watermark,
     watermark_blocks: WatermarkBlocks = None,
     against: Annotated[
@@ -199,15 +210,12 @@ def simulate(
         watermark_blocks=watermark_blocks,
     )
     slo = traffic.slo_of(ttft_slo, itl_slo)
-    report = run_simulated(workload, config, traffic.cost_model(cost), slo)
-    if against is not None:
-        real = run_real(against, workload, config, slo, seed, context.ensure_object(Settings))
-        report |= compare(report["simulated"], real)
-    if plot is not None:
-        from millpond.lab.simulation_plot import draw
-
-        draw(report, plot)
-    show(report, as_json)
+    model = traffic.cost_model(cost)
+    engine = None if against is None else open_real(against, config, context.ensure_object(Settings), workload)
+    report = run_simulated(workload, config, model, slo)
+    if engine is not None:
+        report |= compare(report["simulated"], run_real(engine, workload, slo, seed))
+    show(report, as_json, plot)
 
 
 def compare(simulated: Mapping[str, Any], real: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,12 +225,16 @@ def compare(simulated: Mapping[str, Any], real: Mapping[str, Any]) -> dict[str, 
     return {"real": real, "errors": relative_errors(simulated, real)}
 
 
-def show(report: Mapping[str, Any], as_json: bool) -> None:
+def show(report: Mapping[str, Any], as_json: bool, plot: Path | None) -> None:
     if as_json:
         typer.echo(json.dumps(report))
-        return
-    from rich.console import Console
+    else:
+        from rich.console import Console
 
-    Console().print(as_table(report))
-    for line in summary(report):
-        typer.echo(line)
+        Console().print(as_table(report))
+        for line in summary(report):
+            typer.echo(line)
+    if plot is not None:
+        from millpond.lab.simulation_plot import draw
+
+        draw(report, plot)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from millpond.cli import sweep_config, traffic
-from millpond.cli.options import MOST_COUNT, Blocks, Plot, Slots, examples, parse_counts
+from millpond.cli.options import MOST_BLOCKS, MOST_COUNT, Blocks, Plot, Slots, examples, parse_counts
 from millpond.lab.lengths import Lengths
 
 if TYPE_CHECKING:
@@ -122,18 +122,17 @@ def watermark(
         step_seconds=step_seconds,
         audit=audit,
     )
-    points = measure(plan, parse_counts(reserves, "--reserves", least=0))
+    points = measure(plan, parse_counts(reserves, "--reserves", least=0, most=MOST_BLOCKS))
     chosen, why = choose_reserve(points)
+    if as_json:
+        typer.echo(json.dumps([point.as_json() for point in points]))
+        typer.echo(why, err=True)
+    else:
+        from rich.console import Console
+
+        Console().print(as_table(points, chosen))
+        typer.echo(why)
     if plot is not None:
         from millpond.lab.watermark_plot import draw_sweep
 
         draw_sweep(points, chosen, why, plot)
-    if as_json:
-        typer.echo(json.dumps([point.as_json() for point in points]))
-        typer.echo(why, err=True)
-        return
-    from rich.console import Console
-
-    console = Console()
-    console.print(as_table(points, chosen))
-    console.print(why, highlight=False, soft_wrap=True)

@@ -151,24 +151,24 @@ def config(
         slots=parse_counts(slots, "--slots"),
         budgets=parse_counts(budgets, "--budgets"),
         block_sizes=parse_counts(block_sizes, "--block-sizes"),
-        reserves=parse_counts(reserves, "--reserves", least=0),
+        reserves=parse_counts(reserves, "--reserves", least=0, most=MOST_BLOCKS),
     )
-    drawn = requests, prompt_tokens, max_tokens, seed
-    workloads: Workloads = (
-        {None: traffic.traced_workload(context, trace)}
-        if trace is not None
-        else {rate: traffic.drawn_workload(*drawn, rate=rate, burstiness=burstiness) for rate in parse_rates(rates)}
-    )
+    workloads: dict[float | None, Sequence[WorkloadRequest]] = {}
+    if trace is not None:
+        workloads[None] = traffic.traced_workload(context, trace)
+    for rate in parse_rates(rates) if trace is None else ():
+        drawn = requests, prompt_tokens, max_tokens, seed
+        workloads[rate] = traffic.drawn_workload(*drawn, rate=rate, burstiness=burstiness)
     model = traffic.cost_model(cost)
     points = run(grid, workloads, model, traffic.slo_of(ttft_slo, itl_slo))
-    if plot is not None:
-        from millpond.lab.config_plot import draw
-
-        draw(points, grid.swept, plot)
     if as_json:
         typer.echo(json.dumps(as_object(points, grid.swept, model)))
     else:
         show(points, grid.swept)
+    if plot is not None:
+        from millpond.lab.config_plot import draw
+
+        draw(points, grid.swept, plot)
 
 
 def show(points: Sequence[Point], swept: Sequence[str]) -> None:
