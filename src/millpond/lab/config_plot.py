@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millpond.lab.config_sweep import Point, advise, choose, describe, pareto
+from millpond.lab.picture import new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,11 +23,7 @@ def draw(points: Sequence[Point], swept: Sequence[str], path: Path) -> None:
     """Write the picture: a curve over the rates for each setting.
 
     Of the swept fields, the one with the most values gives the colours and the next one the markers."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 6.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(10, 6.5)
     axes = figure.subplots()
     draw_front(axes, points, swept)
     draw_curves(axes, points, sorted(swept, key=lambda name: -len(_values(points, name)))[:2])
@@ -36,7 +33,7 @@ def draw(points: Sequence[Point], swept: Sequence[str], path: Path) -> None:
     axes.yaxis.set_major_formatter("{x:g}")
     axes.grid(alpha=0.25, which="both")
     axes.set_title("\n".join(textwrap.wrap(advise(points, swept), 105)), fontsize=10, loc="left")
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def _values(points: Sequence[Point], name: str) -> list[int]:

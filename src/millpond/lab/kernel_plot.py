@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from millpond.lab.picture import new_figure, save
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -15,19 +17,15 @@ INTENSITIES = (0.1, 1000.0)  # operations per byte
 
 def draw(report: Mapping[str, Any], path: Path) -> None:
     """Write the picture of a report as `bench kernels --json` prints it."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     steps = report["steps"]
-    figure = Figure(figsize=(13, 4 + 0.35 * len(steps)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(13, 4 + 0.35 * len(steps))
     left, right = figure.subplots(1, 2)
     machine = report["machine"]
     draw_roofs(left, machine)
     draw_phases(left, steps)
     draw_shares(right, steps)
     figure.suptitle(f"millpond, {machine['isa']} kernels, {machine['threads']} threads")
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def draw_roofs(axes: Axes, machine: Mapping[str, Any]) -> None:

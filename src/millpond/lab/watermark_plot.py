@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from millpond.core.scheduler import Scheduler
 from millpond.lab.batchbench import WatermarkPoint
 from millpond.lab.faults import WithoutWaiver
+from millpond.lab.picture import new_figure, save
 from millpond.lab.wall import BLOCK_SIZE, NUM_BLOCKS, RESERVE, Moment, wall_moments
 
 if TYPE_CHECKING:
@@ -26,12 +27,8 @@ PITCH = NUM_BLOCKS + 1.6  # from the first block of a moment to that of the next
 
 def draw_sweep(points: Sequence[WatermarkPoint], chosen: WatermarkPoint, why: str, path: Path) -> None:
     """Write the picture of some points, the one chosen among them, and the sentence that says why."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    figure = Figure(figsize=(13, 8.2), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
-    FigureCanvasAgg(figure)
+    figure = new_figure(13, 8.2)
+    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.08)
     top, bottom = figure.subfigures(2, 1, height_ratios=(1.2, 1), squeeze=False).flat
     top.suptitle(fill(why, 130), fontsize=10, color=CHOSEN)
     panels: list[tuple[str, Callable[[WatermarkPoint], float]]] = [
@@ -48,7 +45,7 @@ def draw_sweep(points: Sequence[WatermarkPoint], chosen: WatermarkPoint, why: st
     draw_moments(with_waiver, wall_moments(Scheduler), "with the waiver")
     draw_moments(without, wall_moments(WithoutWaiver), "without it")
     draw_legend(without)
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def draw_cost(
