@@ -9,6 +9,7 @@ import typer
 
 from millpond.cli.app import run
 from millpond.cli.traffic import parse_lengths, slo_of
+from millpond.core.scheduler import Scheduler
 from millpond.errors import ConfigError
 from millpond.lab.lengths import Lengths
 
@@ -186,3 +187,20 @@ def test_an_slo_that_nothing_or_everything_would_meet_is_refused(bound):
     for name, bounds in (("--ttft-slo", (bound, None)), ("--itl-slo", (None, bound))):
         with pytest.raises(ConfigError, match=f"{name} must be above 0 seconds and finite"):
             slo_of(*bounds)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_in_the_middle_of_a_step_ends_it_without_a_word(capsys, command, monkeypatch):
+    steps = []
+
+    def schedule(self):
+        steps.append(self)
+        if len(steps) == 5:
+            raise KeyboardInterrupt
+        return decide(self)
+
+    decide = Scheduler.schedule
+    monkeypatch.setattr(Scheduler, "schedule", schedule)
+    assert run([*COMMANDS[command], "--requests", "6"], {}) == 130
+    assert len(steps) == 5
+    assert capsys.readouterr() == ("", "")

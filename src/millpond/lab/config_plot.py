@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millpond.lab.config_sweep import Point, advise, choose, describe, pareto
-from millpond.lab.picture import new_figure, save
+from millpond.lab.picture import apart, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,15 +22,21 @@ DARK = "#444444"
 def draw(points: Sequence[Point], swept: Sequence[str], path: Path) -> None:
     """Write the picture: a curve over the rates for each setting.
 
-    Of the swept fields, the one with the most values gives the colours and the next one the markers."""
+    Of the swept fields, the one with the most values gives the colours and the next one the markers.
+    """
+    from matplotlib.ticker import LogLocator
+
     figure = new_figure(10, 6.5)
     axes = figure.subplots()
-    draw_front(axes, points, swept)
     draw_curves(axes, points, sorted(swept, key=lambda name: -len(_values(points, name)))[:2])
     axes.set(
         yscale="log", xlabel="output tokens a second (right is better)", ylabel="p99 TTFT, seconds (down is better)"
     )
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
     axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
+    axes.margins(y=0.12)
+    draw_front(axes, points, swept)
     axes.grid(alpha=0.25, which="both")
     axes.set_title("\n".join(textwrap.wrap(advise(points, swept), 105)), fontsize=10, loc="left")
     save(figure, path)
@@ -79,15 +85,28 @@ def add_legend(axes: Axes, title: str, look: dict[int, int], *, by_color: bool) 
 
 def draw_front(axes: Axes, points: Sequence[Point], swept: Sequence[str]) -> None:
     """A band along the front, with rates, and a name where it passes to another setting; a ring around the advice."""
+    from matplotlib.patheffects import withStroke
+
     front, chosen = pareto(points), choose(points)
     x, y = [point.output_tok_s for point in front], [point.ttft_p99 for point in front]
     axes.plot(x, y, color="lightsteelblue", lw=9, alpha=0.6, solid_capstyle="round", zorder=1)
-    named = None
-    for point in front:
+    named, (left, right) = None, axes.get_xlim()
+    for point, has_room in zip(front, apart(axes, list(zip(x, y, strict=True)), 0.25, 0.04), strict=True):
+        if not has_room:
+            continue
         load = "" if point.rate is None else f"{point.rate:g}/s"
         name = "" if point.setting == named else describe(point.setting, swept)
         named = point.setting
-        place = (point.output_tok_s, point.ttft_p99)
         text = ": ".join(filter(None, (load, name)))
-        axes.annotate(text, place, xytext=(8, -15), textcoords="offset points", fontsize=8, color=DARK)
+        on_right = point.output_tok_s > (left + right) / 2  # the text then goes to the left, to stay inside
+        note = axes.annotate(
+            text,
+            (point.output_tok_s, point.ttft_p99),
+            xytext=(-8 if on_right else 8, -17),
+            ha="right" if on_right else "left",
+            textcoords="offset points",
+            fontsize=8,
+            color=DARK,
+        )
+        note.set_path_effects([withStroke(linewidth=3, foreground="white")])
     axes.scatter(chosen.output_tok_s, chosen.ttft_p99, s=230, facecolor="none", edgecolor="crimson", lw=2, zorder=4)
