@@ -85,8 +85,6 @@ def add_legend(axes: Axes, title: str, look: dict[int, int], *, by_color: bool) 
 
 def draw_front(axes: Axes, points: Sequence[Point], swept: Sequence[str]) -> None:
     """A band along the front, with rates, and a name where it passes to another setting; a ring around the advice."""
-    from matplotlib.patheffects import withStroke
-
     front, chosen = pareto(points), choose(points)
     x, y = [point.output_tok_s for point in front], [point.ttft_p99 for point in front]
     axes.plot(x, y, color="lightsteelblue", lw=9, alpha=0.6, solid_capstyle="round", zorder=1)
@@ -99,7 +97,7 @@ def draw_front(axes: Axes, points: Sequence[Point], swept: Sequence[str]) -> Non
         named = point.setting
         text = ": ".join(filter(None, (load, name)))
         on_right = point.output_tok_s > (left + right) / 2  # the text then goes to the left, to stay inside
-        note = axes.annotate(
+        axes.annotate(
             text,
             (point.output_tok_s, point.ttft_p99),
             xytext=(-8 if on_right else 8, -17),
@@ -107,6 +105,6 @@ def draw_front(axes: Axes, points: Sequence[Point], swept: Sequence[str]) -> Non
             textcoords="offset points",
             fontsize=8,
             color=DARK,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
         )
-        note.set_path_effects([withStroke(linewidth=3, foreground="white")])
     axes.scatter(chosen.output_tok_s, chosen.ttft_p99, s=230, facecolor="none", edgecolor="crimson", lw=2, zorder=4)
