@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 from millpond import build
-from millpond.cli import loading
+from millpond.cli import loading, options
 from millpond.cli.app import run
 from millpond.kernels.roofline import MachineRates
-from millpond.lab import kernel_plot
 from millpond.model.floors import StepShape
 from millpond.runner import bench_kernels
 from millpond.runner.bandwidth import Bandwidth
@@ -115,8 +114,8 @@ def test_the_picture_is_written_beside_the_table(asked, tmp_path, capsys):
 
 
 def test_without_matplotlib_a_picture_is_refused_before_anything_is_measured(asked, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(kernel_plot, "find_spec", lambda name: None)
-    assert run(["bench", "kernels", "--plot", str(tmp_path / "a.png")], {}) == 1
+    monkeypatch.setattr(options, "find_spec", lambda name: None)
+    assert run(["bench", "kernels", "--plot", str(tmp_path / "a.png")], {}) == 2
     assert "pip install 'millpond[plot]'" in capsys.readouterr().err
     assert asked == []
 

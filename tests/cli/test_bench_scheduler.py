@@ -42,3 +42,23 @@ def test_json_is_one_list_and_sizes_can_be_chosen(asked, capsys):
         }
     ]
     assert asked == [((1,), (2, 3), 4)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--running", "0"], 2, "'--running': '0' holds a number below 1"),
+        (["--running", "4097"], 2, "'--running': '4097' holds a number above 4096"),
+        (["--waiting", "10000000000"], 2, "'--waiting': '10000000000' holds a number above 1000000"),
+        (["--waiting", "nan"], 2, "'--waiting': 'nan' is not a list of numbers"),
+        (["--steps", "0"], 2, "'--steps'"),
+        (["--steps", "10001"], 2, "'--steps'"),
+        (["--running", ""], 1, "--running and --waiting must each name at least one number"),
+    ],
+)
+def test_what_would_take_gigabytes_or_nothing_is_refused_in_one_line(capsys, flags, code, message):
+    assert run(["bench", "scheduler", *flags], {}) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import typer
 
-from millpond.cli.options import format_memory, parse_counts, parse_lengths, parse_memory
-from millpond.lab.lengths import Lengths
+from millpond.cli import options
+from millpond.cli.options import check_plot, check_target, format_memory, parse_counts, parse_memory
 
 
 @pytest.mark.parametrize(
@@ -29,41 +31,57 @@ def test_memory_is_printed_with_its_unit(num_bytes, text):
 
 
 def test_counts_are_read_from_a_list_with_commas():
-    assert parse_counts("1,4, 16") == (1, 4, 16)
-    assert parse_counts("") == ()
-
-
-@pytest.mark.parametrize("text", ["0", "1,-4", "a", "1;2", "1.5"])
-def test_counts_below_one_and_other_things_are_refused(text):
-    with pytest.raises(typer.BadParameter):
-        parse_counts(text)
-
-
-def test_counts_may_begin_at_zero_and_an_error_names_the_option():
-    assert parse_counts("0,3", least=0) == (0, 3)
-    with pytest.raises(typer.BadParameter, match="holds a number below 0") as caught:
-        parse_counts("-1", 0, "'--reserves'")
-    assert caught.value.param_hint == "'--reserves'"
+    assert parse_counts("1,4, 16", "--n") == (1, 4, 16)
+    assert parse_counts("", "--n") == ()
+    assert parse_counts("0,3", "--n", least=0) == (0, 3)
 
 
 @pytest.mark.parametrize(
-    ("text", "lengths"),
+    ("text", "message"),
     [
-        ("6", Lengths((6,))),
-        ("4, 10", Lengths((4, 10))),
-        (" 4 - 16 ", Lengths(range(4, 17), drawn=True)),
-        ("5-5", Lengths(range(5, 6), drawn=True)),
+        ("0", "'0' holds a number below 1"),
+        ("1,-4", "holds a number below 1"),
+        ("a", "'a' is not a list of numbers"),
+        ("1;2", "is not a list of numbers"),
+        ("1.5", "is not a list of numbers"),
+        ("nan", "is not a list of numbers"),
+        ("1048577", "holds a number above 1048576"),
+        ("9" * 5000, r"'9{40}' is not a list of numbers"),
     ],
 )
-def test_lengths_are_one_number_several_or_a_range(text, lengths):
-    assert parse_lengths(text) == lengths
-    assert parse_lengths(lengths) == lengths
+def test_other_counts_are_refused_by_the_name_of_the_option(text, message):
+    with pytest.raises(typer.BadParameter, match=message) as caught:
+        parse_counts(text, "--n")
+    assert caught.value.param_hint == "'--n'"
 
 
-@pytest.mark.parametrize("text", ["", "0", "0-4", "9-3", "-4", "4-", "a", "1-2-3", "4.5"])
-def test_other_lengths_are_refused(text):
-    with pytest.raises(typer.BadParameter):
-        parse_lengths(text)
+class TestWhatIsWritten:
+    def test_a_picture_has_a_name_that_says_its_format(self, tmp_path):
+        assert check_plot(tmp_path / "a.SVG") == tmp_path / "a.SVG"
+        for name in ("a.txt", "a", ".png"):
+            with pytest.raises(typer.BadParameter, match=r"a picture is one of .png, .svg, .pdf, got"):
+                check_plot(tmp_path / name)
+
+    def test_its_folder_is_there(self, tmp_path, monkeypatch):
+        with pytest.raises(typer.BadParameter, match=r"there is no folder .*nowhere to write a.png into"):
+            check_plot(tmp_path / "nowhere" / "a.png")
+        monkeypatch.chdir(tmp_path)
+        assert check_plot(Path("a.png")) == Path("a.png")
+
+    def test_a_folder_or_a_device_is_not_written_over(self, tmp_path):
+        (tmp_path / "a.png").mkdir()
+        for path in (tmp_path / "a.png", Path("/dev/null")):
+            with pytest.raises(typer.BadParameter, match="is there and is not a file"):
+                check_target(path)
+
+    def test_a_place_without_permission_is_refused_and_nothing_is_made(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(options.os, "access", lambda path, mode: path != tmp_path)
+        with pytest.raises(typer.BadParameter, match="cannot be written for want of permission"):
+            check_target(tmp_path / "steps.jsonl")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_nothing_is_asked_of_an_option_that_was_not_given(self):
+        assert check_plot(None) is check_target(None) is None
 
 
 def test_more_memory_than_a_number_holds_is_refused():

@@ -81,7 +81,7 @@ def test_flags_choose_the_bounds(monkeypatch, flags, bounds):
 
 def test_a_bound_that_cannot_be_is_one_line_that_names_the_option(capsys):
     assert run(["prove", "--positions", "0"], {}) == 1
-    assert capsys.readouterr().err == "error: --positions must be at least 1, got 0\n"
+    assert capsys.readouterr().err == "error: --positions must be from 1 to 12, got 0\n"
 
 
 def test_a_person_sees_how_far_it_is(monkeypatch, two_faults):

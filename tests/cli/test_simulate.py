@@ -11,7 +11,7 @@ from millpond.lab.step_record import StepRecord, StepShape, write_records
 from tiny_engine import make_engine
 
 SMALL = ["--blocks", "8", "--block-size", "4", "--max-num-seqs", "3", "--watermark-blocks", "0"]
-TABLE = ["simulate", "--requests", "8", "--rate", "inf", "--prompt-tokens", "6", "--output-tokens", "10", *SMALL]
+TABLE = ["simulate", "--requests", "8", "--rate", "inf", "--prompt-tokens", "6", "--max-tokens", "10", *SMALL]
 
 
 def simulated(capsys, *flags):
@@ -49,7 +49,7 @@ def test_the_reserve_the_slots_and_the_budget_reach_the_scheduler(capsys):
 
 
 def test_the_cost_is_fitted_to_the_recorded_steps(capsys, steps):
-    found = simulated(capsys, "--cost", str(steps), "--requests", "1", "--output-tokens", "2")
+    found = simulated(capsys, "--cost", str(steps), "--requests", "1", "--max-tokens", "2")
     assert found["cost"]["source"] == "steps.jsonl"
     assert found["simulated"]["ttft_s"]["p50"] == pytest.approx(0.016)
     assert found["simulated"]["itl_s"]["p50"] == pytest.approx(0.011)
@@ -72,7 +72,8 @@ def test_a_trace_replaces_the_drawn_workload(capsys, tmp_path):
     trace = tmp_path / "trace.jsonl"
     lines = [{"arrival": 50 * each, "prompt_tokens": 3 + each, "output_tokens": 2} for each in (1, 0)]
     trace.write_text("\n".join(map(json.dumps, lines)))
-    found = simulated(capsys, "--trace", str(trace))["simulated"]
+    assert run(["simulate", "--trace", str(trace), *SMALL, "--json"], {}) == 0
+    found = json.loads(capsys.readouterr().out)["simulated"]
     assert (found["requests"], found["output_tokens"], found["steps"]) == (2, 4, 6)
     assert 50 < found["seconds"] < 51
 
@@ -105,15 +106,19 @@ def test_a_picture_is_written(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--prompt-tokens", "many"], "--prompt-tokens is 128, 32-256 or lognormal"),
-        (["--output-tokens", "0"], "--output-tokens must be at least 1 token"),
-        (["--rate", "-1"], "rate must be above 0 requests a second, got -1"),
+        (["--rate", "-1"], "rate (--rate) must be above 0 requests a second, got -1"),
+        (["--rate", "nan"], "rate (--rate) must be above 0 requests a second, got nan"),
+        (["--rate", "1", "--burstiness", "inf"], "(--burstiness) must be 0, or from 0.01 to 100, got inf"),
+        (["--watermark", "nan"], "watermark must be at least 0 and below 1, got nan"),
+        (["--watermark-blocks", "8"], "watermark_blocks must be at least 0 and below the 8 blocks of the pool, got 8"),
+        (["--max-model-len", "0"], "max_model_len must be an integer of at least 1, got 0"),
         (["--blocks", "3"], "needs 4 blocks of 4 tokens and the pool has 3"),
-        (["--ttft-slo", "0"], "--ttft-slo must be above 0 seconds, got 0"),
-        (["--itl-slo", "-2"], "--itl-slo must be above 0 seconds, got -2"),
-        (["--cost", "nowhere.jsonl"], "there is no file nowhere.jsonl; make one with: millpond bench engine --record"),
-        (["--trace", "nowhere.jsonl"], "nowhere.jsonl"),
-        (["--plot", "run.txt"], "a picture is one of"),
+        (["--ttft-slo", "0"], "--ttft-slo must be above 0 seconds and finite, got 0"),
+        (["--itl-slo", "-2"], "--itl-slo must be above 0 seconds and finite, got -2"),
+        (
+            ["--cost", "nowhere.jsonl"],
+            "there is no file nowhere.jsonl; make one for --cost with: millpond bench",
+        ),
         (["--max-num-batched-tokens", "2"], "max_num_batched_tokens (2) must be at least max_num_seqs (3)"),
     ],
 )

@@ -7,8 +7,8 @@ import pytest
 from millpond.cli.app import run
 
 SMALL = ["--pool-tokens", "32", "--block-sizes", "4", "--slots", "3", "--budgets", "64", "--reserves", "0,1,2,3"]
-WORKLOAD = ["--requests", "8", "--rates", "inf", "--prompt-tokens", "6", "--output-tokens", "10"]
-SWEEP = ["sweep", "config", *SMALL, *WORKLOAD]
+WORKLOAD = ["--requests", "8", "--prompt-tokens", "6", "--max-tokens", "10"]
+SWEEP = ["sweep", "config", *SMALL, *WORKLOAD, "--rates", "inf"]
 
 
 def test_json_is_every_setting_the_front_and_the_advice(capsys):
@@ -24,7 +24,7 @@ def test_json_is_every_setting_the_front_and_the_advice(capsys):
 def test_the_table_fits_a_terminal_with_every_field_swept_and_ends_in_the_advice(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     flags = "--pool-tokens 64,96 --slots 2,3 --budgets 8,64 --block-sizes 4,8 --reserves 0,1 --rates 3,9 --ttft-slo 1"
-    assert run(["sweep", "config", *flags.split(), *WORKLOAD[:2], *WORKLOAD[4:]], {}) == 0
+    assert run(["sweep", "config", *flags.split(), *WORKLOAD], {}) == 0
     lines = capsys.readouterr().out.splitlines()
     headings = ["pool", "slots", "budget", "block", "reserve", "tok/s", "TTFT", "ITL", "preempted", "used"]
     assert next(line.split()[:10] for line in lines if "tok/s" in line) == headings
@@ -40,10 +40,11 @@ def test_the_table_fits_a_terminal_with_every_field_swept_and_ends_in_the_advice
 def test_a_trace_is_swept_in_place_of_rates(capsys, tmp_path):
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"arrival": 0.0, "prompt_tokens": 6, "output_tokens": 10}\n' * 8)
-    assert run([*SWEEP, "--trace", str(trace), "--json"], {}) == 0
+    traced = ["sweep", "config", *SMALL, "--trace", str(trace)]
+    assert run([*traced, "--json"], {}) == 0
     found = json.loads(capsys.readouterr().out)["settings"]
     assert [(each["rate"], each["preemptions"]) for each in found] == [(None, 4), (None, 3), (None, 1), (None, 0)]
-    assert run([*SWEEP, "--trace", str(trace)], {}) == 0
+    assert run(traced, {}) == 0
     assert "p99 TTFT (s)" in capsys.readouterr().out
 
 
@@ -58,12 +59,19 @@ def test_a_picture_is_written(capsys, tmp_path):
         (["--slots", "4,4"], 1, "--slots repeats a value: 4,4"),
         (["--budgets", "2"], 1, "--budgets 2 is below --slots 3"),
         (["--reserves", "8"], 1, "--reserves 8 leaves nothing of the 8 blocks"),
-        (["--reserves", "some"], 2, "'some' is not a list of numbers"),
-        (["--rates", "fast"], 2, "'fast' is not a list of numbers"),
-        (["--rates", ""], 2, "--rates must name at least one rate"),
-        (["--rates", "0"], 1, "rate must be above 0 requests a second, got 0"),
+        (["--reserves", "some"], 2, "'--reserves': 'some' is not a list of numbers"),
+        (["--reserves", "-1"], 2, "'--reserves': '-1' holds a number below 0"),
+        (["--slots", "0"], 2, "'--slots': '0' holds a number below 1"),
+        (["--slots", ""], 1, "--slots must name at least one value"),
+        (["--slots", "1000000000000"], 2, "'--slots': '1000000000000' holds a number above 1048576"),
+        (["--pool-tokens", "1000000000000"], 2, "'--pool-tokens': '1000000000000' holds a number above 4194304"),
+        (["--block-sizes", "nan"], 2, "'--block-sizes': 'nan' is not a list of numbers"),
+        (["--rates", "fast"], 2, "'--rates': 'fast' is not a list of numbers"),
+        (["--rates", ""], 2, "'--rates': name at least one rate (say 4,6.5)"),
+        (["--rates", "5,0"], 2, "'--rates': '5,0' holds a rate that is not above 0"),
+        (["--rates", "nan,5"], 2, "'--rates': 'nan,5' holds a rate that is not above 0"),
+        (["--rates", "1e-300"], 1, "(--rate)"),
         (["--prompt-tokens", "60"], 1, "the longest request could never run"),
-        (["--plot", "front.txt"], 1, "a picture is one of"),
     ],
 )
 def test_what_cannot_be_swept_is_refused_in_one_line(capsys, flags, code, message):

@@ -22,6 +22,22 @@ class Watched(Request):
 
 
 @contextmanager
+def counted_calls():
+    """How many Python functions were called inside, in a list of one."""
+    count = [0]
+
+    def profile(frame, event, _):
+        count[0] += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        yield count
+    finally:
+        sys.setprofile(before)
+
+
+@contextmanager
 def counted():
     """How many bytecodes ran inside, in a list of one."""
     count = [0]
@@ -95,3 +111,19 @@ def test_the_work_of_a_step_grows_no_faster_than_the_running_set(step):
 @pytest.mark.parametrize("step", STEPS)
 def test_the_work_of_a_step_is_the_same_with_ten_thousand_waiting(step):
     assert step(64, 10_000) == step(64, 100)
+
+
+def calls_of_a_decode_step(num_running):
+    scheduler = crowd(num_running, 10, blocks_each=8)
+    finish(scheduler, scheduler.schedule())  # all have room for three more tokens now
+    with counted_calls() as count:
+        output = scheduler.schedule()
+    samples = tuple(SampledTokens(each.request_id, (7,)) for each in output.scheduled)
+    with counted_calls() as more:
+        scheduler.update(StepResult(samples))
+    return count[0] + more[0]
+
+
+def test_one_more_that_decodes_is_seven_calls_more():
+    # Its length to grow and to plan, its share, the share's tokens and record; to take the token in, and what it got.
+    assert (calls_of_a_decode_step(96) - calls_of_a_decode_step(64)) / 32 <= 7

@@ -2,21 +2,21 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from random import Random
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 
 import pytest
 
 from millpond.errors import ConfigError
-from millpond.lab.arrivals import LengthDistribution, Traffic, parse_lengths, with_random_prompts
+from millpond.lab.arrivals import Traffic, with_random_prompts
+from millpond.lab.lengths import Lengths
 
 
 def traffic(**changes):
     settings = {
         "num_requests": 2000,
         "rate": 4.0,
-        "prompt_tokens": LengthDistribution(3, 9),
-        "output_tokens": LengthDistribution(1, 1),
+        "prompt_tokens": Lengths(range(3, 10), drawn=True),
+        "max_tokens": Lengths((1, 2)),
     }
     return Traffic(**{**settings, **changes})
 
@@ -46,46 +46,48 @@ def test_an_infinite_rate_is_all_at_once():
 
 
 def test_the_lengths_are_the_same_at_every_rate():
-    slow, fast = traffic(rate=1.0).requests(), traffic(rate=8.0).requests()
-    assert [len(each.prompt_token_ids) for each in slow] == [len(each.prompt_token_ids) for each in fast]
+    slow, fast, at_once = (traffic(rate=rate).requests() for rate in (1.0, 8.0, math.inf))
+    lengths = [[len(each.prompt_token_ids) for each in requests] for requests in (slow, fast, at_once)]
+    assert lengths[0] == lengths[1] == lengths[2]
     assert [each.arrival for each in slow] == pytest.approx([8 * each.arrival for each in fast])
 
 
-def test_even_lengths_take_every_value_from_end_to_end():
-    assert {len(each.prompt_token_ids) for each in traffic().requests()} == set(range(3, 10))
-
-
-def test_lognormal_lengths_lie_around_their_median_and_stop_at_the_most():
-    found = [parse_lengths("lognormal:100:0.8:300", "x").draw(random) for random in map(Random, range(2000))]
-    assert median(found) == pytest.approx(100, rel=0.1)
-    assert max(found) == 300
-    assert sum(each == 300 for each in found) > 50
-
-
-@pytest.mark.parametrize(("text", "ends"), [("7", (7, 7)), ("32-256", (32, 256)), (" 1-1 ", (1, 1))])
-def test_lengths_are_one_number_or_two(text, ends):
-    assert parse_lengths(text, "x") == LengthDistribution(*ends)
-
-
-@pytest.mark.parametrize("text", ["", "0", "5-4", "a", "1-2-3", "lognormal:9:1", "lognormal:0:1:5", "lognormal:9:1:5"])
-def test_other_lengths_are_refused_by_the_name_of_the_option(text):
-    with pytest.raises(ConfigError, match=rf"--prompt-tokens .*got '{text}'"):
-        parse_lengths(text, "--prompt-tokens")
+def test_prompts_and_outputs_have_their_lengths():
+    found = traffic(num_requests=100).requests()
+    assert {len(each.prompt_token_ids) for each in found} == set(range(3, 10))
+    assert [each.max_tokens for each in found] == [1, 2] * 50
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_requests": 0}, "at least 1, got 0"),
-        ({"rate": 0.0}, "rate must be above 0 requests a second, got 0"),
+        ({"num_requests": 0}, r"\(--requests\) must be at least 1, got 0"),
+        ({"rate": 0.0}, r"rate \(--rate\) must be above 0 requests a second, got 0"),
         ({"rate": math.nan}, "got nan"),
-        ({"burstiness": -1.0}, "burstiness must be 0 or more, got -1"),
+        ({"rate": 1e-300}, r"2000 requests \(--requests\) take 2e\+303 seconds to come at 1e-300 a second \(--rate\)"),
+        ({"burstiness": -1.0}, r"\(--burstiness\) must be 0, or from 0.01 to 100, got -1"),
+        ({"burstiness": 1e-200}, "got 1e-200"),
         ({"burstiness": math.inf}, "got inf"),
+        ({"burstiness": math.nan}, "got nan"),
     ],
 )
-def test_traffic_that_cannot_be_is_refused(changes, message):
+def test_traffic_that_cannot_be_is_refused_by_the_name_of_its_option(changes, message):
     with pytest.raises(ConfigError, match=message):
         traffic(**changes)
+
+
+@pytest.mark.parametrize("burstiness", [0.01, 100.0])
+def test_the_extremes_of_burstiness_still_give_arrivals_in_order(burstiness):
+    found = [each.arrival for each in traffic(burstiness=burstiness).requests()]
+    assert found == sorted(found)
+    assert math.isfinite(found[-1])
+
+
+def test_more_requests_or_tokens_than_memory_is_meant_for_are_refused_before_they_are_made():
+    with pytest.raises(ConfigError, match=r"at most 1000000 requests, got 1000000000000.*\(--requests\)"):
+        traffic(num_requests=10**12, rate=math.inf).requests()
+    with pytest.raises(ConfigError, match=r"at most 67108864 tokens, got \d+ in 2000 requests.*\(--prompt-tokens"):
+        traffic(max_tokens=Lengths((50_000,))).requests()
 
 
 def test_random_prompts_keep_everything_but_the_tokens():

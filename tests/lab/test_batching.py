@@ -8,9 +8,10 @@ import pytest
 from helpers import make_scheduler
 from millpond.core.step import RequestFault, SampledTokens, StepResult
 from millpond.errors import ConfigError, EngineError
+from millpond.lab.arrivals import Traffic, with_random_prompts
 from millpond.lab.batch_run import Row
 from millpond.lab.batchbench import BatchBench, report_of
-from millpond.lab.lengths import Lengths, workload_of
+from millpond.lab.lengths import Lengths
 from millpond.lab.stepping import ChecksumRunner
 from millpond.lab.workload import WorkloadRequest
 
@@ -69,7 +70,8 @@ class TestStatic:
 
     def test_it_never_preempts(self):
         drawn = Lengths(range(1, 12), drawn=True)
-        bench = bench_of(workload_of(40, drawn, drawn, vocab_size=50, seed=0), num_blocks=9, slots=4)
+        requests = Traffic(num_requests=40, prompt_tokens=drawn, max_tokens=drawn).requests()
+        bench = bench_of(with_random_prompts(requests, 50, seed=0), num_blocks=9, slots=4)
         assert bench.static().preemptions == 0
         assert bench.continuous().preemptions > 0
 
@@ -197,7 +199,7 @@ class TestCompare:
     [
         ((), "no request to batch"),
         ((WorkloadRequest(1.5, (1,), 1),), "all requests there at 0 seconds, one comes at 1.5"),
-        (workload((1, 1), (4, 300)), r"request 2 of the workload could never run: .*needs 76 blocks .*\(--blocks\)"),
+        (workload((1, 1), (4, 300)), "the longest request could never run: .*needs 76 blocks .*more blocks"),
     ],
 )
 def test_a_workload_that_cannot_be_compared_is_refused(requests, message):

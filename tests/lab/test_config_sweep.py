@@ -43,6 +43,7 @@ def test_a_setting_is_every_knob_of_the_engine():
     ("changes", "message"),
     [
         ({"slots": ()}, "--slots must name at least one value"),
+        ({"slots": tuple(range(1, 200)), "reserves": tuple(range(60))}, "make 11940 settings, more than 10000"),
         ({"slots": (3, 3)}, "--slots repeats a value: 3,3"),
         ({"budgets": (2, 9)}, "--budgets 2 is below --slots 3"),
         ({"reserves": (0, 8)}, "--reserves 8 leaves nothing of the 8 blocks that --pool-tokens 32"),

@@ -7,6 +7,8 @@ import pytest
 
 from millpond.core.invariants import Auditor
 from millpond.core.scheduler import Scheduler
+from millpond.errors import ConfigError
+from millpond.lab import explorer
 from millpond.lab.explorer import Explorer
 from millpond.lab.faults import WithoutWaiver
 from millpond.lab.world import Case, World
@@ -32,9 +34,9 @@ def keys_by_brute_force(case, most_actions):
     ids=str,
 )
 def test_merging_states_loses_none(case, most_actions):
-    explorer = Explorer([case], most_actions=most_actions)
-    assert explorer.run().finding is None
-    assert explorer.keys() == keys_by_brute_force(case, most_actions)
+    bounded = Explorer([case], most_actions=most_actions)
+    assert bounded.run().finding is None
+    assert bounded.keys() == keys_by_brute_force(case, most_actions)
 
 
 def test_two_cases_are_explored_side_by_side_and_not_mixed_up():
@@ -81,3 +83,13 @@ def test_the_shortest_trace_of_all_cases_is_found_whichever_comes_first():
     for cases in ([roomy, tight], [tight, roomy]):
         found = Explorer(cases, StuckAtThree).run().finding
         assert (found.case, [action.numbers for action in found.trace]) == (tight, [(3,), ()])
+
+
+def test_more_states_than_memory_is_meant_for_end_the_search_with_what_to_do(monkeypatch):
+    case = Case(2, 1, 2, 0, None, 2)
+    whole = Explorer([case]).run().num_states
+    monkeypatch.setattr(explorer, "MOST_STATES", whole - 1)
+    with pytest.raises(ConfigError, match=rf"more than {whole - 1} states, .*smaller bounds \(--positions"):
+        Explorer([case]).run()
+    monkeypatch.setattr(explorer, "MOST_STATES", whole)
+    assert Explorer([case]).run().num_states == whole

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from millpond.errors import ConfigError
-from millpond.lab.kernel_plot import check_plot, draw
+from millpond.lab.kernel_plot import draw
 
 
 def row(phase, us, floor_us, operations=1e9):
@@ -45,18 +42,3 @@ def test_the_picture_names_every_step_every_large_phase_and_every_kind_of_produc
     for name in ("decode of 1", "decode of 64", "gate up", "u8 x s8", "bf16"):
         assert f"<!-- {name}" in text
     assert "<!-- arrays" in text  # 5 % of the step
-
-
-def test_a_name_that_no_picture_has_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"one of .png, .svg, .pdf, got 'a.txt'"):
-        check_plot(tmp_path / "a.txt")
-
-
-def test_a_folder_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="there is no folder"):
-        check_plot(tmp_path / "nowhere" / "a.png")
-
-
-def test_a_picture_in_the_present_folder_is_fine(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    check_plot(Path("a.png"))

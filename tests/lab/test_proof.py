@@ -7,7 +7,7 @@ from millpond.errors import ConfigError
 from millpond.lab import proof as proof_module
 from millpond.lab.explorer import Finding
 from millpond.lab.faults import FAULTS, PlantedFault, WithoutWaiver
-from millpond.lab.proof import Bounds, as_json, find, num_cases, prove
+from millpond.lab.proof import MOST, Bounds, as_json, find, num_cases, prove
 from millpond.lab.story import tell
 from millpond.lab.world import Action, Case
 
@@ -137,17 +137,19 @@ def test_a_story_has_a_line_for_each_thing_that_may_happen():
 
 @pytest.mark.parametrize("name", ["positions", "slots", "requests"])
 def test_a_bound_below_one_is_refused_by_name(name):
-    with pytest.raises(ConfigError, match=f"--{name} must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match=f"--{name} must be from 1 to {MOST[name]}, got 0"):
         Bounds(**{name: 0})
 
 
 def test_no_budget_and_no_guesses_are_bounds_and_less_is_refused():
     assert num_cases(Bounds(positions=1, slots=1, budget=0, guesses=0)) == 1
-    assert num_cases(Bounds(positions=1, slots=9, requests=2, budget=3, guesses=2)) == 2 * 4 * 2
-    with pytest.raises(ConfigError, match="--budget must be at least 0, got -1"):
+    assert num_cases(Bounds(positions=1, slots=4, requests=2, budget=3, guesses=2)) == 2 * 4 * 2
+    with pytest.raises(ConfigError, match="--budget must be from 0 to 16, got -1"):
         Bounds(budget=-1)
 
 
-def test_more_positions_than_a_state_can_name_are_refused():
-    with pytest.raises(ConfigError, match="--positions must be at most 250, got 251; ask for fewer"):
-        Bounds(positions=251)
+@pytest.mark.parametrize("name", MOST)
+def test_bounds_that_nobody_could_wait_for_are_refused_and_the_largest_begin_at_once(name):
+    with pytest.raises(ConfigError, match=f"--{name} must be from . to {MOST[name]}, got 1000000000000"):
+        Bounds(**{name: 10**12})
+    assert num_cases(Bounds(**{name: MOST[name]})) < 10_000

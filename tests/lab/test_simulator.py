@@ -8,9 +8,10 @@ from millpond.config import EngineConfig
 from millpond.core.invariants import Auditor
 from millpond.errors import ConfigError
 from millpond.lab import driving
-from millpond.lab.arrivals import LengthDistribution, Traffic
+from millpond.lab.arrivals import Traffic
 from millpond.lab.cost_model import CostModel
 from millpond.lab.driving import NOTIFY_EVERY, RealClock, VirtualClock, drive
+from millpond.lab.lengths import Lengths
 from millpond.lab.simulator import simulate, simulated_engine
 from millpond.lab.workload import WorkloadRequest
 
@@ -81,7 +82,7 @@ def test_the_invariants_hold_at_every_step(monkeypatch):
     monkeypatch.setattr(
         Auditor, "after_schedule", lambda self, output: (steps.append(output), after_schedule(self, output))
     )
-    lengths = {"prompt_tokens": LengthDistribution(1, 12), "output_tokens": LengthDistribution(1, 14)}
+    lengths = {"prompt_tokens": Lengths(range(1, 13), drawn=True), "max_tokens": Lengths(range(1, 15), drawn=True)}
     workload = Traffic(num_requests=200, rate=0.5, burstiness=3.0, **lengths).requests()
     done = simulate(workload, config(num_blocks=8, audit=True), A_SECOND)
     assert done.counters.preemptions > 10
@@ -89,7 +90,7 @@ def test_the_invariants_hold_at_every_step(monkeypatch):
 
 
 def test_the_same_arguments_give_the_same_result_to_the_bit():
-    lengths = {"prompt_tokens": LengthDistribution(1, 30), "output_tokens": LengthDistribution(1, 30)}
+    lengths = {"prompt_tokens": Lengths(range(1, 31), drawn=True), "max_tokens": Lengths(range(1, 31), drawn=True)}
     workload = Traffic(num_requests=100, rate=0.2, **lengths).requests()
     cost = CostModel(0.1, (0.01, 0.001, 0.003, 1e-4, 1e-5), "")
     one, other = simulate(workload, config(), cost), simulate(workload, config(), cost)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -56,12 +57,22 @@ def test_what_is_written_is_read_again(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2 is not JSON"),
-        ("[1]", "line 2 needs num_requests, num_tokens"),
-        (json.dumps({**RECORD.shape._asdict(), "num_tokens": -1, "seconds": 1}), "each a whole number"),
-        (json.dumps({**RECORD.shape._asdict(), "num_tokens": True, "seconds": 1}), "each a whole number"),
-        (json.dumps({**RECORD.shape._asdict(), "seconds": 0}), "line 2 needs seconds, a number above 0, got 0"),
+        ("{", "line 2 is not a JSON object: '{'"),
+        ("[1]", "line 2 is not a JSON object"),
+        (
+            json.dumps({**RECORD.shape._asdict(), "num_tokens": -1, "seconds": 1}),
+            "num_tokens must be .*got -1",
+        ),
+        (json.dumps({**RECORD.shape._asdict(), "num_tokens": True, "seconds": 1}), "num_tokens must be .*got True"),
+        (
+            json.dumps({**RECORD.shape._asdict(), "seconds": 0}),
+            "from 1e-07 to 100000, got 0",
+        ),
         (json.dumps({**RECORD.shape._asdict(), "seconds": 1e999}), "got inf"),
+        (json.dumps({**RECORD.shape._asdict(), "seconds": math.nan}), "got nan"),
+        (json.dumps({**RECORD.shape._asdict(), "seconds": 10**400}), "got a number of 1329 bits"),
+        (json.dumps({**RECORD.shape._asdict(), "read_positions": 10**13, "seconds": 1}), "to 1000000000000, got"),
+        (json.dumps({**RECORD.shape._asdict(), "seconds": "x" * 999}), "got 'x{59}...$"),
     ],
 )
 def test_a_line_that_is_no_step_is_refused_by_its_number(tmp_path, line, message):
@@ -74,8 +85,8 @@ def test_a_line_that_is_no_step_is_refused_by_its_number(tmp_path, line, message
 
 def test_a_file_that_is_missing_or_empty_is_refused_with_the_command_that_makes_one(tmp_path):
     path = tmp_path / "steps.jsonl"
-    with pytest.raises(ConfigError, match=r"there is no file .* --record steps\.jsonl"):
+    with pytest.raises(ConfigError, match=r"there is no file .*; make one for --cost with: .* --record steps\.jsonl"):
         read_records(path)
     path.write_text("\n")
-    with pytest.raises(ConfigError, match=r"holds no steps; .* --record steps\.jsonl"):
+    with pytest.raises(ConfigError, match=r"is empty; .* --record steps\.jsonl"):
         read_records(path)

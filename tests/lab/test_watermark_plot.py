@@ -5,16 +5,17 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure
 
+from millpond.lab.arrivals import Traffic
 from millpond.lab.batchbench import WatermarkSweep, choose_reserve, sweep_watermarks
 from millpond.lab.faults import WithoutWaiver
-from millpond.lab.lengths import Lengths, workload_of
+from millpond.lab.lengths import Lengths
 from millpond.lab.wall import wall_moments
 from millpond.lab.watermark_plot import CHOSEN, draw_cost, draw_moments, draw_sweep, runs_of
 
 
 @pytest.fixture
 def points():
-    requests = workload_of(8, Lengths((6,)), Lengths((10,)), vocab_size=100, seed=0)
+    requests = Traffic(num_requests=8, prompt_tokens=Lengths((6,)), max_tokens=Lengths((10,))).requests()
     sweep = WatermarkSweep(requests=requests, num_blocks=8, block_size=4, max_num_seqs=3)
     return sweep_watermarks(sweep, [0, 1, 2, 3])
 

@@ -6,9 +6,10 @@ import pytest
 
 from millpond.core.scheduler import Scheduler
 from millpond.errors import ConfigError, EngineError, InvariantError
+from millpond.lab.arrivals import Traffic
 from millpond.lab.batchbench import WatermarkSweep, choose_reserve, sweep_watermarks
 from millpond.lab.faults import WithoutWaiver
-from millpond.lab.lengths import Lengths, workload_of
+from millpond.lab.lengths import Lengths
 from millpond.lab.workload import WorkloadRequest
 
 KEYS = [
@@ -25,7 +26,8 @@ KEYS = [
 
 
 def sweep_of(max_tokens=10, *, num_requests=8, prompt_tokens=6, slots=3, num_blocks=8, **changes):
-    workload = workload_of(num_requests, Lengths((prompt_tokens,)), Lengths((max_tokens,)), vocab_size=100, seed=0)
+    prompts, outputs = Lengths((prompt_tokens,)), Lengths((max_tokens,))
+    workload = Traffic(num_requests=num_requests, prompt_tokens=prompts, max_tokens=outputs).requests()
     sizes = {"requests": workload, "num_blocks": num_blocks, "block_size": 4, "max_num_seqs": slots, "audit": True}
     return WatermarkSweep(**{**sizes, **changes})
 
@@ -136,7 +138,11 @@ def test_with_the_audit_a_broken_rule_ends_the_sweep():
         ({}, [0, 8], r"a reserve of 8 blocks \(--reserves\) .* a pool of 8 \(--blocks\): name reserves from 0 to 7"),
         ({}, [-1], r"a reserve of -1 blocks"),
         ({"requests": ()}, [0], r"no request to sweep with \(--requests, --trace\)"),
-        ({"max_tokens": 28}, [0], r"request 1 .* needs 9 blocks of 4 tokens and the pool has 8; max_tokens can be at"),
+        (
+            {"max_tokens": 28},
+            [0],
+            r"the longest request .* needs 9 blocks of 4 tokens and the pool has 8; max_tokens",
+        ),
         ({"step_seconds": 0.0}, [0], r"more than 0 seconds \(--step-seconds\), got 0"),
         ({"step_seconds": float("nan")}, [0], r"more than 0 seconds \(--step-seconds\), got nan"),
     ],

@@ -3,8 +3,9 @@
 from itertools import count
 
 from millpond.core.scheduler import Scheduler
+from millpond.lab.arrivals import Traffic, with_random_prompts
 from millpond.lab.batchbench import BatchBench
-from millpond.lab.lengths import Lengths, workload_of
+from millpond.lab.lengths import Lengths
 from tiny_llama import write_tiny_llama
 from tiny_runner import tiny_runner
 
@@ -21,7 +22,8 @@ def test_a_model_gives_the_same_tokens_in_static_and_in_continuous_batches(tmp_p
         watermark_blocks=0,
     )
     prompts, outputs = Lengths(range(3, 30), drawn=True), Lengths(range(1, 30), drawn=True)
-    requests = workload_of(12, prompts, outputs, vocab_size=200, seed=0)
+    workload = Traffic(num_requests=12, prompt_tokens=prompts, max_tokens=outputs).requests()
+    requests = with_random_prompts(workload, 200, seed=0)
     ticks = count()
     bench = BatchBench(scheduler, runner, lambda: float(next(ticks)), requests)
     static, continuous = bench.compare()

@@ -29,7 +29,7 @@ from millpond.cli.options import (
     MaxNumBatchedTokens,
     ModelOption,
     Threads,
-    check_folder,
+    check_target,
     examples,
     parse_counts,
 )
@@ -56,6 +56,17 @@ EXAMPLES = examples(
     'millpond bench engine --decode 64 --prefill "" --no-w1 --threads 1 --json',
     "millpond bench engine --record steps.jsonl",
 )
+
+
+Record = Annotated[
+    Path | None,
+    typer.Option(
+        "--record",
+        metavar="FILE",
+        callback=check_target,
+        help="Write each step's shape and seconds (JSONL), for `simulate`.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -130,18 +141,16 @@ def engine(
     kv_memory: KVMemory = None,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
-    record: Annotated[
-        Path | None,
-        typer.Option("--record", metavar="FILE", help="Write each step's shape and seconds (JSONL), for `simulate`."),
-    ] = None,
+    record: Record = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print decode_tok_s, prefill_tok_s and w1_output_tok_s.")
     ] = False,
 ) -> None:
     from millpond.lab.bench_engine import BenchPlan, EngineBench
 
-    check_folder(record)
-    plan = BenchPlan(decode=parse_counts(decode), prefill=parse_counts(prefill), w1=w1, rounds=rounds)
+    plan = BenchPlan(
+        decode=parse_counts(decode, "--decode"), prefill=parse_counts(prefill, "--prefill"), w1=w1, rounds=rounds
+    )
     slots = max(DEFAULTS.max_num_seqs, *plan.decode, 1)
     config = EngineConfig(
         dtype=dtype,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millpond.cli import loading
+from millpond.cli import loading, traffic
 from millpond.cli.options import (
     DEFAULTS,
+    MOST_BLOCKS,
     BlockSize,
     Isa,
     MaxNumBatchedTokens,
@@ -21,7 +21,6 @@ from millpond.cli.options import (
     Slots,
     Threads,
     examples,
-    parse_lengths,
 )
 from millpond.cli.settings import Settings
 from millpond.config import EngineConfig
@@ -36,9 +35,9 @@ if TYPE_CHECKING:
     from millpond.lab.batchbench import BatchBench
     from millpond.lab.workload import WorkloadRequest
 
-    MakeRequests = Callable[..., tuple[WorkloadRequest, ...]]
 
-HELP = """Run one workload in static batches and in continuous ones, and compare.
+HELP = (
+    """Run one workload in static batches and in continuous ones, and compare.
 
 A static batch takes as many requests as there are slots, runs every row until its longest is done, and delivers all of
 its answers then. A continuous one gives a freed slot away in the same step and delivers an answer with its last token.
@@ -54,7 +53,9 @@ delivered  from the start until a request's answer is there, on average
 held       from its last own token to its delivery (head-of-line delay)
 inflation  delivered, over the time of the steps that moved it on
 
-Lengths are one number for all requests, several (4,10) in turn, or a range (4-16) to draw from."""
+"""
+    + traffic.LENGTHS_HELP
+)
 
 EXAMPLES = examples(
     "millpond bench batching",
@@ -67,14 +68,9 @@ PROMPT_TOKENS, MAX_TOKENS = Lengths(range(16, 65), drawn=True), Lengths(range(8,
 Model = Annotated[
     str | None, typer.Option("--model", help="Time this model too: a known name, a GGUF file, a folder, or org/repo.")
 ]
-PromptTokens = Annotated[
-    Lengths, typer.Option("--prompt-tokens", parser=parse_lengths, metavar="LENGTHS", help="Of the prompts.")
-]
-MaxTokens = Annotated[
-    Lengths, typer.Option("--max-tokens", parser=parse_lengths, metavar="LENGTHS", help="Of the outputs.")
-]
 Blocks = Annotated[
-    int | None, typer.Option("--blocks", min=1, help="Blocks of the pool [default: all slots at their longest]")
+    int | None,
+    typer.Option("--blocks", min=1, max=MOST_BLOCKS, help="Blocks of the pool [default: all slots at their longest]"),
 ]
 
 
@@ -110,15 +106,18 @@ def as_table(static: Mapping[str, Any], continuous: Mapping[str, Any], unit: str
     return table
 
 
-def bench_of(model: str | None, config: EngineConfig, make_requests: MakeRequests, settings: Settings) -> BatchBench:
+def bench_of(
+    model: str | None, config: EngineConfig, workload: Sequence[WorkloadRequest], seed: int, settings: Settings
+) -> BatchBench:
     """The bench of a model's engine, or of the scheduler alone with a clock that counts its steps."""
     from millpond.core.scheduler import Scheduler
+    from millpond.lab.arrivals import with_random_prompts
     from millpond.lab.batchbench import BatchBench
-    from millpond.lab.stepping import CHECKSUM_TOKENS, NO_MODEL_LEN, ChecksumRunner
+    from millpond.lab.stepping import CHECKSUM_TOKENS, NO_LIMIT, ChecksumRunner
 
     if model is not None:
         engine = loading.open_engine(model, config, settings)
-        requests = make_requests(vocab_size=engine.limits.vocab_size)
+        requests = with_random_prompts(workload, engine.limits.vocab_size, seed)
         # Threads that wait for one another burn processor time; one alone does not.
         clock = time.process_time if engine.config.threads == 1 else time.perf_counter
         return BatchBench(engine.scheduler, engine.runner, clock, requests)
@@ -128,11 +127,11 @@ def bench_of(model: str | None, config: EngineConfig, make_requests: MakeRequest
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=NO_MODEL_LEN,
+        max_model_len=NO_LIMIT,
         watermark_blocks=0,
     )
     runner = ChecksumRunner()
-    return BatchBench(scheduler, runner, runner.clock, make_requests(vocab_size=CHECKSUM_TOKENS))
+    return BatchBench(scheduler, runner, runner.clock, with_random_prompts(workload, CHECKSUM_TOKENS, seed))
 
 
 def measure(bench: BatchBench, rounds: int, warm_up: bool) -> tuple[BatchRun, BatchRun]:
@@ -159,16 +158,22 @@ def config_of(
         watermark_blocks=0,
         **rest,
     )
-    return replace(config, num_blocks=blocks or slots * blocks_for_length(longest, block_size))
+    num_blocks = blocks or slots * blocks_for_length(longest, block_size)
+    if num_blocks > MOST_BLOCKS:
+        raise ConfigError(
+            f"{slots} slots (--slots) of up to {longest} tokens (--prompt-tokens, --max-tokens) take {num_blocks} "
+            f"blocks, more than {MOST_BLOCKS}: say how many there are (--blocks)"
+        )
+    return replace(config, num_blocks=num_blocks)
 
 
 def batching(
     context: typer.Context,
     model: Model = None,
-    requests: Annotated[int, typer.Option("--requests", min=1, help="How many, all at once.")] = 24,
-    prompt_tokens: PromptTokens = PROMPT_TOKENS,
-    max_tokens: MaxTokens = MAX_TOKENS,
-    seed: Annotated[int, typer.Option("--seed", help="Of the prompts and of lengths that are drawn.")] = 0,
+    requests: traffic.Requests = 24,
+    prompt_tokens: traffic.PromptTokens = PROMPT_TOKENS,
+    max_tokens: traffic.MaxTokens = MAX_TOKENS,
+    seed: traffic.Seed = 0,
     slots: Slots = 8,
     blocks: Blocks = None,
     block_size: BlockSize = DEFAULTS.block_size,
@@ -182,26 +187,22 @@ def batching(
     plot: Plot = None,
 ) -> None:
     from millpond.lab.batchbench import report_of
-    from millpond.lab.kernel_plot import check_plot
-    from millpond.lab.lengths import workload_of
 
-    if plot is not None:
-        check_plot(plot)  # not after minutes of measuring
-    longest = max(prompt_tokens.choices) + max(max_tokens.choices)
+    workload = traffic.drawn_workload(requests, prompt_tokens, max_tokens, seed)
+    longest = prompt_tokens.longest + max_tokens.longest
     config = config_of(slots, blocks, longest, block_size, max_num_batched_tokens, threads=threads, isa=isa)
-    make_requests = partial(workload_of, requests, prompt_tokens, max_tokens, seed=seed)
-    bench = bench_of(model, config, make_requests, context.ensure_object(Settings))
+    bench = bench_of(model, config, workload, seed, context.ensure_object(Settings))
     timed, unit = (False, "step") if model is None else (True, "second")
     static, continuous = measure(bench, rounds if timed else 1, timed)
+    report = report_of(bench, static, continuous, unit)
+    if as_json:
+        typer.echo(json.dumps(report))
+    else:
+        from rich.console import Console
+
+        Console().print(as_table(report["static"], report["continuous"], unit))
     if plot is not None:
         from millpond.lab.batching_plot import draw_timeline
 
         title = f"{model or 'no model'}: {requests} request{'s' * (requests > 1)}, {slots} slot{'s' * (slots > 1)}"
         draw_timeline(static, continuous, unit, title, plot)
-    report = report_of(bench, static, continuous, unit)
-    if as_json:
-        typer.echo(json.dumps(report))
-        return
-    from rich.console import Console
-
-    Console().print(as_table(report["static"], report["continuous"], unit))

@@ -60,7 +60,9 @@ def isas(
     from millpond.cli.progress import counting_bar
     from millpond.runner.bench_isas import measure_isas, plan_of
 
-    plan = plan_of(tuple(each.strip() for each in weights.split(",") if each.strip()), parse_counts(rows), rounds)
+    plan = plan_of(
+        tuple(each.strip() for each in weights.split(",") if each.strip()), parse_counts(rows, "--rows"), rounds
+    )
     with counting_bar(plan.num_measurements) as notify:
         result = measure_isas(plan, time.thread_time, notify)
     if as_json:

@@ -149,12 +149,15 @@ def kernels(
     as_json: Annotated[bool, typer.Option("--json", help="Print one object, with every rate and phase.")] = False,
     plot: Plot = None,
 ) -> None:
-    from millpond.lab.kernel_plot import check_plot, draw
+    from millpond.lab.kernel_plot import draw
     from millpond.runner.bench_kernels import KernelPlan
 
-    if plot is not None:
-        check_plot(plot)  # not after minutes of measuring
-    plan = KernelPlan(parse_counts(decode), parse_counts(contexts), parse_counts(prefill), repetitions)
+    plan = KernelPlan(
+        parse_counts(decode, "--decode"),
+        parse_counts(contexts, "--contexts"),
+        parse_counts(prefill, "--prefill"),
+        repetitions,
+    )
     config = plan.config(dtype=dtype, kv_dtype=kv_dtype, isa=isa, threads=threads)
     report = measure(builder(model, shape, context.ensure_object(Settings)), plan, config)
     if plot is not None:

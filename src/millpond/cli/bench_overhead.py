@@ -127,7 +127,7 @@ def overhead(
 ) -> None:
     from millpond.lab.bench_http import StreamLoad
 
-    counts = parse_counts(sequences)
+    counts = parse_counts(sequences, "--sequences")
     slots = max(DEFAULTS.max_num_seqs, *counts, streams)
     config = EngineConfig(
         dtype=dtype, kv_dtype=kv_dtype, max_num_seqs=slots, kv_memory=kv_memory, threads=threads, isa=isa

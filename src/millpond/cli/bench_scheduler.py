@@ -20,6 +20,8 @@ HELP = """Measure what the scheduler itself costs in a step, with no model.
 Median microseconds of processor time over decode steps in which all running requests get a token, from prompts of 128
 tokens in blocks of 16, while the others wait."""
 
+MOST_RUNNING, MOST_WAITING, MOST_STEPS = 4096, 1_000_000, 10_000  # beyond these, gigabytes
+
 EXAMPLES = examples("millpond bench scheduler", "millpond bench scheduler --running 1024 --waiting 100,100000 --json")
 
 
@@ -45,13 +47,16 @@ def scheduler(
     waiting: Annotated[
         str, typer.Option("--waiting", metavar="N,N", help="Numbers of waiting requests.")
     ] = "100,10000",
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps that count.")] = 200,
+    steps: Annotated[int, typer.Option("--steps", min=1, max=MOST_STEPS, help="Steps that count.")] = 200,
     as_json: Annotated[bool, typer.Option("--json", help="Print one list, an object for each line.")] = False,
 ) -> None:
     from millpond.cli.progress import counting_bar
     from millpond.lab.bench_scheduler import measure_all
 
-    sizes = parse_counts(running), parse_counts(waiting)
+    sizes = (
+        parse_counts(running, "--running", most=MOST_RUNNING),
+        parse_counts(waiting, "--waiting", most=MOST_WAITING),
+    )
     with counting_bar(len(sizes[0]) * len(sizes[1])) as notify:
         rows = measure_all(*sizes, steps, time.thread_time, notify)
     if as_json:

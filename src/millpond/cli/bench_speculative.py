@@ -105,7 +105,7 @@ def speculative(
     from millpond.lab.bench_speculative import SpeculativePlan
 
     plan = SpeculativePlan(
-        sequences=parse_counts(sequences), max_tokens=max_tokens, temperature=temperature, rounds=rounds
+        sequences=parse_counts(sequences, "--sequences"), max_tokens=max_tokens, temperature=temperature, rounds=rounds
     )
     config = EngineConfig(
         dtype=dtype,

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from millpond.config import DTYPES, KV_DTYPES, SPECULATIVE, EngineConfig
-from millpond.lab.lengths import Lengths
 
 DEFAULT_MODEL = "smollm2"
+PICTURES = (".png", ".svg", ".pdf")
 DEFAULTS = EngineConfig()
 
+# Bounds of what is simulated or counted without a model, where no memory of a machine sets one.
+MOST_COUNT = 1 << 20  # of slots, of tokens in a block or a step
+MOST_BLOCKS = 1 << 22
+
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_RANGE = re.compile(r"(\d+)\s*-\s*(\d+)")
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 
 
@@ -50,39 +55,44 @@ def format_memory(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:.1f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:.2f} GiB"
 
 
-def parse_counts(text: str, least: int = 1, option: str | None = None) -> tuple[int, ...]:
-    """Whole numbers of at least `least` from "1,4,16"; "" is none of them. An error names the option."""
+def parse_counts(text: str, option: str, *, least: int = 1, most: int = MOST_COUNT) -> tuple[int, ...]:
+    """Whole numbers from least to most from "1,4,16"; "" is none of them. An error names the option."""
     try:
         counts = tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a list of numbers (say 1,4,16)", param_hint=option) from None
-    if any(count < least for count in counts):
-        raise typer.BadParameter(f"{text!r} holds a number below {least}", param_hint=option)
+        raise typer.BadParameter(
+            f"{text[:40]!r} is not a list of numbers (say 1,4,16)", param_hint=f"'{option}'"
+        ) from None
+    for count in counts:
+        if not least <= count <= most:
+            side = f"below {least}" if count < least else f"above {most}"
+            raise typer.BadParameter(f"{text[:40]!r} holds a number {side}", param_hint=f"'{option}'")
     return counts
 
 
-def parse_lengths(given: str | Lengths) -> Lengths:
-    """Lengths in tokens: "6" for all, "4,10" in turn, "4-16" drawn evenly from 4 to 16."""
-    if isinstance(given, Lengths):  # a default
-        return given
-    text = given.strip()
-    match = _RANGE.fullmatch(text)
-    if match is None:
-        if not (counts := parse_counts(text)):
-            raise typer.BadParameter("no length is given (say 6, or 4,10 in turn, or 4-16 to draw from)")
-        return Lengths(counts)
-    low, high = int(match[1]), int(match[2])
-    if not 1 <= low <= high:
-        raise typer.BadParameter(
-            f"{text!r} is not a range of lengths: the first must be at least 1, the last no smaller"
-        )
-    return Lengths(range(low, high + 1), drawn=True)
+def check_target(path: Path | None) -> Path | None:
+    """A callback of an option that names a file to write: refused before minutes of work, not after."""
+    if path is None:
+        return None
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise typer.BadParameter(f"there is no folder {folder} to write {path.name} into")
+    if path.exists() and not path.is_file():
+        raise typer.BadParameter(f"{path} is there and is not a file: name another one")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise typer.BadParameter(f"{path} cannot be written for want of permission: name another place")
+    return path
 
 
-def check_folder(path: Path | None) -> None:
-    """Raises BadParameter where a file could not be written there for want of its folder: not after minutes of work."""
-    if path is not None and not path.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {path.absolute().parent} to write {path.name} into")
+def check_plot(path: Path | None) -> Path | None:
+    """The same for a picture, which takes matplotlib and one of its formats."""
+    if path is None:
+        return None
+    if find_spec("matplotlib") is None:
+        raise typer.BadParameter("a picture needs matplotlib; install it with: pip install 'millpond[plot]'")
+    if path.suffix.lower() not in PICTURES:
+        raise typer.BadParameter(f"a picture is one of {', '.join(PICTURES)}, got {path.name!r}")
+    return check_target(path)
 
 
 ModelArgument = Annotated[
@@ -133,5 +143,9 @@ Speculative = Annotated[
 SpeculativeTokens = Annotated[
     int, typer.Option("--speculative-tokens", help="Most guesses that a step tries for one request.")
 ]
-Slots = Annotated[int, typer.Option("--slots", min=1, help="How many requests run at once.")]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Write a picture too (PNG, SVG or PDF).")]
+Slots = Annotated[int, typer.Option("--slots", min=1, max=MOST_COUNT, help="How many requests run at once.")]
+Blocks = Annotated[int, typer.Option("--blocks", min=1, max=MOST_BLOCKS, help="Blocks of the K/V pool.")]
+Plot = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FILE", callback=check_plot, help="Write a picture too (PNG, SVG or PDF)."),
+]

@@ -12,8 +12,8 @@ import typer
 from millpond.cli import loading, traffic
 from millpond.cli.options import (
     DEFAULTS,
+    Blocks,
     BlockSize,
-    MaxModelLen,
     MaxNumBatchedTokens,
     MaxNumSeqs,
     Plot,
@@ -25,18 +25,26 @@ from millpond.cli.settings import Settings
 from millpond.config import EngineConfig
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.table import Table
 
+    from millpond.engine.engine import Engine
     from millpond.lab.cost_model import CostModel
     from millpond.lab.latency import Slo
     from millpond.lab.workload import WorkloadRequest
 
-HELP = """Run a workload on the real scheduler and engine loop, with no model and in virtual time.
+HELP = (
+    """Run a workload on the real scheduler and engine loop, with no model and in virtual time.
 
 Each step takes as long as a cost model says that is fitted to steps of a real engine: record your own with
 `millpond bench engine --record steps.jsonl`. The same arguments give the same figures, to the digit.
 
-With --against the same workload runs on a real model too, in real time, and the table has both."""
+With --against the same workload runs on a real model too, in real time, and the table has both.
+
+"""
+    + f"{traffic.LENGTHS_HELP} {traffic.TRACE_HELP}"
+)
 
 EXAMPLES = examples(
     "millpond simulate --requests 10000 --rate 6",
@@ -74,20 +82,26 @@ def run_simulated(
     }
 
 
-def run_real(
-    model: str, workload: Sequence[WorkloadRequest], config: EngineConfig, slo: Slo, seed: int, settings: Settings
-) -> dict[str, Any]:
+def run_real(engine: Engine, workload: Sequence[WorkloadRequest], slo: Slo, seed: int) -> dict[str, Any]:
     """The figures of the same workload on a real engine, with random prompts."""
     from millpond.cli.progress import advancing_bar
     from millpond.lab.arrivals import with_random_prompts
     from millpond.lab.driving import RealClock, drive
     from millpond.lab.simulation_report import figures
 
-    engine = loading.open_engine(model, config, settings)
     workload = with_random_prompts(workload, engine.limits.vocab_size, seed)
     with advancing_bar(len(workload), f"requests on {engine.model_name}") as notify:
         latencies = drive(engine, workload, RealClock(), notify)
     return figures(latencies, engine.scheduler.counters, slo)
+
+
+def open_real(model: str, config: EngineConfig, settings: Settings, workload: Sequence[WorkloadRequest]) -> Engine:
+    """The engine of --against; what it could not serve is refused before anything is simulated."""
+    from millpond.lab.workload import check_door
+
+    engine = loading.open_engine(model, config, settings)
+    check_door(workload, engine.scheduler.door)
+    return engine
 
 
 def texts(side: Mapping[str, Any]) -> dict[str, str]:
@@ -155,21 +169,24 @@ def summary(report: Mapping[str, Any]) -> list[str]:
 
 def simulate(
     context: typer.Context,
-    requests: Annotated[int, typer.Option("--requests", min=1, help="How many requests.")] = 10_000,
+    requests: traffic.Requests = 10_000,
     rate: traffic.Rate = 5.0,
     burstiness: traffic.Burstiness = 1.0,
-    prompt_tokens: traffic.PromptTokens = traffic.DEFAULT_PROMPT_TOKENS,
-    output_tokens: traffic.OutputTokens = traffic.DEFAULT_OUTPUT_TOKENS,
+    prompt_tokens: traffic.PromptTokens = traffic.PROMPT_TOKENS,
+    max_tokens: traffic.MaxTokens = traffic.MAX_TOKENS,
     seed: traffic.Seed = 0,
     trace: traffic.Trace = None,
     cost: traffic.Cost = None,
     ttft_slo: traffic.TtftSlo = None,
     itl_slo: traffic.ItlSlo = None,
-    blocks: Annotated[int, typer.Option("--blocks", min=1, help="Blocks in the K/V pool.")] = 1024,
+    blocks: Blocks = 1024,
     block_size: BlockSize = DEFAULTS.block_size,
     max_num_seqs: MaxNumSeqs = DEFAULTS.max_num_seqs,
     max_num_batched_tokens: MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
-    max_model_len: MaxModelLen = None,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option("--max-model-len", help="Longest prompt and output together, in tokens [default: what fits]"),
+    ] = None,
     watermark: Watermark = DEFAULTS.watermark,
     watermark_blocks: WatermarkBlocks = None,
     against: Annotated[
@@ -178,12 +195,11 @@ def simulate(
     plot: Plot = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object, with the pool over time.")] = False,
 ) -> None:
-    from millpond.lab.kernel_plot import check_plot
-
-    if plot is not None:
-        check_plot(plot)
-    drawn = (requests, rate, burstiness, prompt_tokens, output_tokens, seed)
-    workload = traffic.drawn_workload(*drawn) if trace is None else traffic.traced_workload(trace)
+    workload = (
+        traffic.drawn_workload(requests, prompt_tokens, max_tokens, seed, rate=rate, burstiness=burstiness)
+        if trace is None
+        else traffic.traced_workload(context, trace)
+    )
     config = EngineConfig(
         num_blocks=blocks,
         block_size=block_size,
@@ -194,15 +210,12 @@ def simulate(
         watermark_blocks=watermark_blocks,
     )
     slo = traffic.slo_of(ttft_slo, itl_slo)
-    report = run_simulated(workload, config, traffic.cost_model(cost), slo)
-    if against is not None:
-        real = run_real(against, workload, config, slo, seed, context.ensure_object(Settings))
-        report |= compare(report["simulated"], real)
-    if plot is not None:
-        from millpond.lab.simulation_plot import draw
-
-        draw(report, plot)
-    show(report, as_json)
+    model = traffic.cost_model(cost)
+    engine = None if against is None else open_real(against, config, context.ensure_object(Settings), workload)
+    report = run_simulated(workload, config, model, slo)
+    if engine is not None:
+        report |= compare(report["simulated"], run_real(engine, workload, slo, seed))
+    show(report, as_json, plot)
 
 
 def compare(simulated: Mapping[str, Any], real: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,12 +225,16 @@ def compare(simulated: Mapping[str, Any], real: Mapping[str, Any]) -> dict[str, 
     return {"real": real, "errors": relative_errors(simulated, real)}
 
 
-def show(report: Mapping[str, Any], as_json: bool) -> None:
+def show(report: Mapping[str, Any], as_json: bool, plot: Path | None) -> None:
     if as_json:
         typer.echo(json.dumps(report))
-        return
-    from rich.console import Console
+    else:
+        from rich.console import Console
 
-    Console().print(as_table(report))
-    for line in summary(report):
-        typer.echo(line)
+        Console().print(as_table(report))
+        for line in summary(report):
+            typer.echo(line)
+    if plot is not None:
+        from millpond.lab.simulation_plot import draw
+
+        draw(report, plot)

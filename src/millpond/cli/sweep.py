@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millpond.cli import sweep_config
-from millpond.cli.options import Plot, Slots, examples, parse_counts, parse_lengths
+from millpond.cli import sweep_config, traffic
+from millpond.cli.options import MOST_BLOCKS, MOST_COUNT, Blocks, Plot, Slots, examples, parse_counts
 from millpond.lab.lengths import Lengths
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from millpond.lab.batchbench import WatermarkPoint, WatermarkSweep
-    from millpond.lab.workload import WorkloadRequest
 
-WATERMARK_HELP = """Run one workload under each reserve, on the real scheduler with no model, and say which to choose.
+WATERMARK_HELP = (
+    """Run one workload under each reserve, on the real scheduler with no model, and say which to choose.
 
 A reserve (--watermark-blocks of `millpond serve`) keeps blocks back from newcomers, so that running requests have room
 to grow: fewer are preempted and computed again, and more wait. Iterations are steps, one that only releases counts.
@@ -27,8 +26,9 @@ thrashed: preempted before a block of new tokens; recomputed: positions that res
 
 The choice is the reserve whose run is the least work: the positions forwarded, and 3 for each iteration.
 
-Lengths are one number for all requests, several (4,10) in turn, or a range (4-16) to draw from. A trace has a line
-{"arrival": seconds, "prompt_tokens": n, "output_tokens": n} for each request."""
+"""
+    + f"{traffic.LENGTHS_HELP} {traffic.TRACE_HELP}"
+)
 
 WATERMARK_EXAMPLES = examples(
     "millpond sweep watermark",
@@ -37,22 +37,8 @@ WATERMARK_EXAMPLES = examples(
     "millpond sweep watermark --trace requests.jsonl --block-size 16 --blocks 400 --slots 32 --plot sweep.png",
 )
 
-NUM_REQUESTS, PROMPT_TOKENS, MAX_TOKENS, SEED = 8, Lengths((6,)), Lengths((10,)), 0
+PROMPT_TOKENS, MAX_TOKENS = Lengths((6,)), Lengths((10,))
 
-Requests = Annotated[int | None, typer.Option("--requests", min=1, help="How many, all at once [default: 8]")]
-PromptTokens = Annotated[
-    Lengths | None,
-    typer.Option("--prompt-tokens", parser=parse_lengths, metavar="LENGTHS", help="Of the prompts [default: 6]"),
-]
-MaxTokens = Annotated[
-    Lengths | None,
-    typer.Option("--max-tokens", parser=parse_lengths, metavar="LENGTHS", help="Of the outputs [default: 10]"),
-]
-Seed = Annotated[int | None, typer.Option("--seed", help="Of the lengths that are drawn [default: 0]")]
-Trace = Annotated[
-    Path | None,
-    typer.Option("--trace", exists=True, dir_okay=False, metavar="FILE", help="Take the requests from a JSONL file."),
-]
 StepTokens = Annotated[
     int | None, typer.Option("--max-num-batched-tokens", min=1, help="Most tokens of a step [default: no limit]")
 ]
@@ -73,34 +59,6 @@ def sweep(context: typer.Context) -> None:
     """Try settings of the scheduler on a workload, with no model."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-def workload(
-    trace: Path | None,
-    requests: int | None,
-    prompt_tokens: Lengths | None,
-    max_tokens: Lengths | None,
-    seed: int | None,
-) -> Sequence[WorkloadRequest]:
-    """The requests of the trace, or those that the other options describe."""
-    from millpond.lab.lengths import workload_of
-    from millpond.lab.stepping import CHECKSUM_TOKENS
-    from millpond.lab.trace import read_trace
-
-    given = {"--requests": requests, "--prompt-tokens": prompt_tokens, "--max-tokens": max_tokens, "--seed": seed}
-    if trace is None:
-        return workload_of(
-            NUM_REQUESTS if requests is None else requests,
-            prompt_tokens or PROMPT_TOKENS,
-            max_tokens or MAX_TOKENS,
-            vocab_size=CHECKSUM_TOKENS,
-            seed=SEED if seed is None else seed,
-        )
-    if named := [name for name, value in given.items() if value is not None]:
-        raise typer.BadParameter(
-            f"a trace brings its own requests: leave out {', '.join(named)}", param_hint="'--trace'"
-        )
-    return read_trace(trace)
 
 
 def as_table(points: Sequence[WatermarkPoint], chosen: WatermarkPoint) -> Table:
@@ -135,14 +93,15 @@ def measure(plan: WatermarkSweep, reserves: Sequence[int]) -> list[WatermarkPoin
 
 
 def watermark(
-    requests: Requests = None,
-    prompt_tokens: PromptTokens = None,
-    max_tokens: MaxTokens = None,
-    seed: Seed = None,
-    trace: Trace = None,
+    context: typer.Context,
+    requests: traffic.Requests = 8,
+    prompt_tokens: traffic.PromptTokens = PROMPT_TOKENS,
+    max_tokens: traffic.MaxTokens = MAX_TOKENS,
+    seed: traffic.Seed = 0,
+    trace: traffic.Trace = None,
     slots: Slots = 3,
-    blocks: Annotated[int, typer.Option("--blocks", min=1, help="Blocks of the pool.")] = 8,
-    block_size: Annotated[int, typer.Option("--block-size", min=1, help="Tokens in a block.")] = 4,
+    blocks: Blocks = 8,
+    block_size: Annotated[int, typer.Option("--block-size", min=1, max=MOST_COUNT, help="Tokens in a block.")] = 4,
     reserves: Annotated[str, typer.Option("--reserves", metavar="N,N", help="To try, in blocks.")] = "0,1,2,3",
     max_num_batched_tokens: StepTokens = None,
     step_seconds: StepSeconds = 0.05,
@@ -151,12 +110,11 @@ def watermark(
     plot: Plot = None,
 ) -> None:
     from millpond.lab.batchbench import WatermarkSweep, choose_reserve
-    from millpond.lab.kernel_plot import check_plot
 
-    if plot is not None:
-        check_plot(plot)
     plan = WatermarkSweep(
-        requests=workload(trace, requests, prompt_tokens, max_tokens, seed),
+        requests=traffic.drawn_workload(requests, prompt_tokens, max_tokens, seed)
+        if trace is None
+        else traffic.traced_workload(context, trace),
         num_blocks=blocks,
         block_size=block_size,
         max_num_seqs=slots,
@@ -164,18 +122,17 @@ def watermark(
         step_seconds=step_seconds,
         audit=audit,
     )
-    points = measure(plan, parse_counts(reserves, 0, "'--reserves'"))
+    points = measure(plan, parse_counts(reserves, "--reserves", least=0, most=MOST_BLOCKS))
     chosen, why = choose_reserve(points)
+    if as_json:
+        typer.echo(json.dumps([point.as_json() for point in points]))
+        typer.echo(why, err=True)
+    else:
+        from rich.console import Console
+
+        Console().print(as_table(points, chosen))
+        typer.echo(why)
     if plot is not None:
         from millpond.lab.watermark_plot import draw_sweep
 
         draw_sweep(points, chosen, why, plot)
-    if as_json:
-        typer.echo(json.dumps([point.as_json() for point in points]))
-        typer.echo(why, err=True)
-        return
-    from rich.console import Console
-
-    console = Console()
-    console.print(as_table(points, chosen))
-    console.print(why, highlight=False, soft_wrap=True)

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from millpond.cli import traffic
-from millpond.cli.options import Plot, examples, parse_counts
+from millpond.cli.options import MOST_BLOCKS, Plot, examples, parse_counts
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.table import Table
 
     from millpond.lab.config_sweep import Grid, Point
@@ -23,7 +21,8 @@ if TYPE_CHECKING:
 
     Workloads = Mapping[float | None, Sequence[WorkloadRequest]]  # by rate; None: a trace
 
-HELP = """Run a workload on the simulator at every setting of a grid and at several rates: throughput against p99 TTFT.
+HELP = (
+    """Run a workload on the simulator at every setting of a grid and at several rates: throughput against p99 TTFT.
 
 The table has every setting at the highest rate, fastest first. A star marks the Pareto front: at some rate no other
 point has more throughput and a p99 TTFT as short. The advice is the point with the most goodput where an SLO is given,
@@ -31,7 +30,11 @@ otherwise the one with the shortest p99 TTFT within 5 % of the most throughput; 
 the smallest setting.
 
 Rates around what the engine can serve tell settings apart: below, throughput is the rate itself; far above, all
-requests do is wait."""
+requests do is wait.
+
+"""
+    + f"{traffic.LENGTHS_HELP} {traffic.TRACE_HELP}"
+)
 
 EXAMPLES = examples(
     "millpond sweep config --slots 8,16,32,64 --budgets 128,512 --plot front.png",
@@ -48,22 +51,18 @@ def register(group: typer.Typer) -> None:
     group.command("config", help=HELP, epilog=EXAMPLES)(config)
 
 
-def parse_reserves(text: str) -> tuple[int, ...]:
-    """Whole numbers from 0 up, from "0,2,4"."""
-    try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a list of numbers (say 0,2,4)") from None
-
-
 def parse_rates(text: str) -> tuple[float, ...]:
-    """Numbers above 0 from "4,6.5", in rising order, each once."""
+    """Numbers above 0 from "4,6.5", in rising order, each once; the workload says what is too low."""
     try:
         rates = sorted({float(part) for part in text.split(",") if part.strip()})
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a list of numbers (say 4,6.5)") from None
+        raise typer.BadParameter(
+            f"{text[:40]!r} is not a list of numbers (say 4,6.5)", param_hint="'--rates'"
+        ) from None
     if not rates:
-        raise typer.BadParameter("--rates must name at least one rate")
+        raise typer.BadParameter("name at least one rate (say 4,6.5)", param_hint="'--rates'")
+    if not all(rate > 0.0 for rate in rates):
+        raise typer.BadParameter(f"{text[:40]!r} holds a rate that is not above 0", param_hint="'--rates'")
     return tuple(rates)
 
 
@@ -121,16 +120,8 @@ def cells(point: Point, swept: Sequence[str]) -> list[str]:
     return [*setting, f"{point.output_tok_s:.0f}", *waits, str(point.preemptions), f"{point.used_share:.0%}", *good]
 
 
-def drawn(rates: Sequence[float], requests: int, lengths: tuple[float, str, str, int]) -> Workloads:
-    """The same requests at each of the rates."""
-    return {rate: traffic.drawn_workload(requests, rate, *lengths) for rate in rates}
-
-
-def traced(path: Path) -> Workloads:
-    return {None: traffic.traced_workload(path)}
-
-
 def config(
+    context: typer.Context,
     pool_tokens: Annotated[
         str, typer.Option("--pool-tokens", metavar="N,N", help="Sizes of the K/V pool, in tokens that it holds.")
     ] = "16384",
@@ -138,13 +129,13 @@ def config(
     budgets: Annotated[str, typer.Option("--budgets", metavar="N,N", help="Most tokens of one step.")] = "128,512",
     block_sizes: Annotated[str, typer.Option("--block-sizes", metavar="N,N", help="Tokens in a block.")] = "16",
     reserves: Annotated[str, typer.Option("--reserves", metavar="N,N", help="Blocks kept from newcomers.")] = "0",
-    requests: Annotated[int, typer.Option("--requests", min=1, help="How many requests at each point.")] = 500,
+    requests: traffic.Requests = 500,
     rates: Annotated[
         str, typer.Option("--rates", metavar="R,R", help="Requests a second, each a workload of its own.")
     ] = "4,5,6,7",
     burstiness: traffic.Burstiness = 1.0,
-    prompt_tokens: traffic.PromptTokens = traffic.DEFAULT_PROMPT_TOKENS,
-    output_tokens: traffic.OutputTokens = traffic.DEFAULT_OUTPUT_TOKENS,
+    prompt_tokens: traffic.PromptTokens = traffic.PROMPT_TOKENS,
+    max_tokens: traffic.MaxTokens = traffic.MAX_TOKENS,
     seed: traffic.Seed = 0,
     trace: traffic.Trace = None,
     cost: traffic.Cost = None,
@@ -154,29 +145,30 @@ def config(
     as_json: Annotated[bool, typer.Option("--json", help="Print one object, with every setting.")] = False,
 ) -> None:
     from millpond.lab.config_sweep import Grid
-    from millpond.lab.kernel_plot import check_plot
 
-    if plot is not None:
-        check_plot(plot)
     grid = Grid(
-        pool_tokens=parse_counts(pool_tokens),
-        slots=parse_counts(slots),
-        budgets=parse_counts(budgets),
-        block_sizes=parse_counts(block_sizes),
-        reserves=parse_reserves(reserves),
+        pool_tokens=parse_counts(pool_tokens, "--pool-tokens", most=MOST_BLOCKS),
+        slots=parse_counts(slots, "--slots"),
+        budgets=parse_counts(budgets, "--budgets"),
+        block_sizes=parse_counts(block_sizes, "--block-sizes"),
+        reserves=parse_counts(reserves, "--reserves", least=0, most=MOST_BLOCKS),
     )
-    lengths = burstiness, prompt_tokens, output_tokens, seed
-    workloads = traced(trace) if trace is not None else drawn(parse_rates(rates), requests, lengths)
+    workloads: dict[float | None, Sequence[WorkloadRequest]] = {}
+    if trace is not None:
+        workloads[None] = traffic.traced_workload(context, trace)
+    for rate in parse_rates(rates) if trace is None else ():
+        drawn = requests, prompt_tokens, max_tokens, seed
+        workloads[rate] = traffic.drawn_workload(*drawn, rate=rate, burstiness=burstiness)
     model = traffic.cost_model(cost)
     points = run(grid, workloads, model, traffic.slo_of(ttft_slo, itl_slo))
-    if plot is not None:
-        from millpond.lab.config_plot import draw
-
-        draw(points, grid.swept, plot)
     if as_json:
         typer.echo(json.dumps(as_object(points, grid.swept, model)))
     else:
         show(points, grid.swept)
+    if plot is not None:
+        from millpond.lab.config_plot import draw
+
+        draw(points, grid.swept, plot)
 
 
 def show(points: Sequence[Point], swept: Sequence[str]) -> None:

@@ -161,6 +161,8 @@ class Scheduler:
 
     def release_finished(self) -> tuple[str, ...]:
         """Give back the blocks and slots of what has ended, and forget it; schedule() does this first."""
+        if not self.finished:
+            return ()
         released = tuple(request.request_id for request in self.finished)
         for request in self.finished:
             self._give_back(request)
@@ -175,7 +177,7 @@ class Scheduler:
 
         Raises InvariantError when the step before it has had neither its result nor its failure.
         """
-        if self.step_is_in_flight:
+        if self._in_flight and self.step_is_in_flight:
             raise InvariantError(f"step {self.counters.iterations - 1} is still in flight: it has had no result")
         released = self.release_finished()
         preempted = self._grow()
@@ -183,7 +185,7 @@ class Scheduler:
         self._in_flight = self._plan_all()
         step = self.counters.iterations
         self.counters.iterations += 1
-        return SchedulerOutput(step, tuple(each for each, _ in self._in_flight), admitted, preempted, released)
+        return SchedulerOutput(step, tuple([each for each, _ in self._in_flight]), admitted, preempted, released)
 
     def update(self, result: StepResult) -> tuple[RequestUpdate, ...]:
         """Take in a step's result: one record for each request that got tokens or a fault, in schedule order.
@@ -196,9 +198,10 @@ class Scheduler:
         self._in_flight = ()
         updates = []
         for each, request in in_flight:
-            if request.is_finished:
+            if request.state is RequestState.FINISHED:
                 continue
-            token_ids, fault = tokens_of.get(each.request_id, ()), fault_of.get(each.request_id)
+            token_ids = tokens_of.get(each.request_id, ())
+            fault = fault_of.get(each.request_id) if fault_of else None
             if fault is not None:
                 self._end(request, FinishReason.ERROR, fault)
             else:
@@ -213,10 +216,15 @@ class Scheduler:
         """Append sampled tokens up to the one that ends the request; returns those that count."""
         taken = token_ids
         for count, token_id in enumerate(token_ids, 1):
-            self._append(request, token_id)
-            if request.is_finished:
-                taken = token_ids[:count]
-                break
+            request.output_token_ids.append(token_id)
+            if token_id in request.stop_token_ids:
+                self._end(request, FinishReason.STOP)
+            elif len(request.output_token_ids) >= request.max_tokens:
+                self._end(request, FinishReason.LENGTH)
+            else:
+                continue
+            taken = token_ids[:count]
+            break
         if self.drafter is not None and request.draft_token_ids:
             num_drafted, request.draft_token_ids = len(request.draft_token_ids), ()
             request.num_computed_tokens += len(taken) - 1
@@ -235,13 +243,6 @@ class Scheduler:
         if request_id not in self.requests:
             raise InvariantError(f"request {request_id}: unknown to the scheduler")
         return self.requests[request_id]
-
-    def _append(self, request: Request, token_id: int) -> None:
-        request.output_token_ids.append(token_id)
-        if token_id in request.stop_token_ids:
-            self._end(request, FinishReason.STOP)
-        elif request.num_output_tokens >= request.max_tokens:
-            self._end(request, FinishReason.LENGTH)
 
     def _end(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
         """Out of its queue at once, so that the queues hold the unfinished; blocks and slot go at the next release."""
@@ -271,11 +272,13 @@ class Scheduler:
 
     def _grow(self) -> tuple[str, ...]:
         preempted: list[str] = []
-        grown = 0
+        grown, size = 0, self.block_size
         while grown < len(self.running):
             request = self.running[grown]
-            missing = self._blocks_needed(request) - len(request.block_ids)
-            block_ids = self.pool.allocate(missing) if missing > 0 else ()
+            if request.num_tokens <= len(request.block_ids) * size:  # as in nearly every step
+                grown += 1
+                continue
+            block_ids = self.pool.allocate(self._blocks_needed(request) - len(request.block_ids))
             if block_ids is None:
                 # The running are in arrival order, so the last one is the youngest, and has not grown yet.
                 preempted.append(self._preempt(self.running[-1]))
@@ -341,52 +344,56 @@ class Scheduler:
     def _plan_all(self) -> tuple[tuple[ScheduledRequest, Request], ...]:
         """Hand out the budget, oldest first. All but the youngest lack less than the budget (see _admit)."""
         left = self.max_num_batched_tokens
-        shares, sampling = [], []
+        shares, sampling, num_tokens = [], [], 0
         for request in self.running:
-            missing = share = _missing_tokens(request)
+            missing = share = request.num_tokens - request.num_computed_tokens
             if left is not None:
-                share = min(missing, left)
+                if share > left:
+                    share = left
                 left -= share
-            shares.append((request, share))
+            shares.append((request, share, share == missing))
+            num_tokens += share
             if share == missing:
                 sampling.append(request)
-        self._draft(sampling, left)
-        return tuple([(self._plan(request, share), request) for request, share in shares])
+        self.counters.forward_tokens += num_tokens
+        if self.drafter is not None:
+            self._draft(self.drafter, sampling, left)
+        return tuple([(self._plan(request, share, samples), request) for request, share, samples in shares])
 
-    def _draft(self, sampling: list[Request], left: int | None) -> None:
+    def _draft(self, drafter: Drafter, sampling: list[Request], left: int | None) -> None:
         """Guess on, oldest first, within the budget that is left, the free blocks, and what each may still generate."""
-        if self.drafter is None:
-            return
         load = StepLoad(len(sampling), len(sampling))
         for request in sampling:
             room = (len(request.block_ids) + self.pool.num_free) * self.block_size - request.num_tokens
             most = min(room, request.max_tokens - request.num_output_tokens - 1)
             most = most if left is None else min(most, left)
-            drafts = self.drafter.draft(request, most, load) if most > 0 else ()
+            drafts = drafter.draft(request, most, load) if most > 0 else ()
             need = blocks_for_length(request.num_tokens + len(drafts), self.block_size)
             request.block_ids += self.pool.allocate(need - len(request.block_ids)) or ()
             request.draft_token_ids = drafts
             self.counters.drafted_tokens += len(drafts)
+            self.counters.forward_tokens += len(drafts)
             left = None if left is None else left - len(drafts)
 
-    def _plan(self, request: Request, share: int) -> ScheduledRequest:
+    def _plan(self, request: Request, share: int, samples: bool) -> ScheduledRequest:
         first, drafts = request.num_computed_tokens, request.draft_token_ids
         end = first + share
-        self.counters.forward_tokens += share + len(drafts)
         if request.num_preemptions:
             self.counters.recomputed_tokens += max(0, min(end, request.num_tokens_at_admission) - first)
         if request.slot is None:
             raise InvariantError(f"request {request.request_id}: running without a slot")
+        token_ids, table = request.token_ids_between(first, end), tuple(request.block_ids)
+        # By position: names cost half as much again, and this is done for each request in each step.
         return ScheduledRequest(
-            request_id=request.request_id,
-            slot=request.slot,
-            first_position=first,
-            token_ids=request.token_ids_between(first, end) + drafts,
-            block_ids=tuple(request.block_ids),
-            samples=end == request.num_tokens,
-            output_position=request.num_output_tokens,
-            admission=_admission(request) if first == 0 else None,
-            num_drafts=len(drafts),
+            request.request_id,
+            request.slot,
+            first,
+            token_ids + drafts if drafts else token_ids,
+            table,
+            samples,
+            len(request.output_token_ids),
+            _admission(request) if first == 0 else None,
+            len(drafts),
         )
 
     def _blocks_needed(self, request: Request) -> int:
@@ -415,17 +422,17 @@ def _checked(
         raise InvariantError(f"request {min(strange)}: has a result but was not scheduled in this step")
     for each, request in in_flight:
         if (token_ids := tokens_of.get(each.request_id)) is not None:
-            _check_tokens(each, token_ids)
+            if len(token_ids) != 1 or not each.samples:
+                _check_tokens(each, token_ids)
         elif each.samples and not request.is_finished and each.request_id not in fault_of:
             raise InvariantError(f"request {each.request_id}: scheduled to sample, got neither a token nor a fault")
     return tokens_of, fault_of
 
 
 def _check_tokens(each: ScheduledRequest, token_ids: tuple[int, ...]) -> None:
+    """What holds of a single token that was asked for is all that is asked of most."""
     if not each.samples:
         raise InvariantError(f"request {each.request_id}: has a token but was scheduled without sampling")
-    if len(token_ids) == 1:
-        return
     drafts = each.token_ids[len(each.token_ids) - each.num_drafts :]
     if not token_ids or token_ids[:-1] != drafts[: len(token_ids) - 1]:
         raise InvariantError(f"request {each.request_id}: has tokens {token_ids} behind the drafts {drafts}")

@@ -1,6 +1,6 @@
 """The seam between control and data: one immutable message each way per step.
 
-What a step has one of for each request is a named tuple: a frozen dataclass takes three times as long to make.
+What a step has many of, requests or fields, is a named tuple: a frozen dataclass takes three times as long to make.
 """
 
 from __future__ import annotations
@@ -97,8 +97,7 @@ class StepResult:
         return sum([len(each.token_ids) for each in self.sampled])
 
 
-@dataclass(frozen=True, slots=True)
-class StepStats:
+class StepStats(NamedTuple):
     """One step in numbers, for metrics, the log and the lab. Times are seconds of the injected clock.
 
     num_tokens counts the positions forwarded, num_drafted of them guesses; num_sampled the tokens that came out of

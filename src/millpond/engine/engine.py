@@ -137,22 +137,25 @@ class Engine:
         return [self._ended(self._answers[request_id]) for request_id in request_ids]
 
     def _output(self, update: RequestUpdate) -> RequestOutput:
-        answer = self._answers[update.request.request_id]
-        if not update.token_ids:
+        request, token_ids, _ = update
+        answer = self._answers[request.request_id]
+        if not token_ids:
             return self._ended(answer)
-        num_tokens, text = self._text(answer, update.token_ids)
-        if num_tokens < len(update.token_ids):
-            self.scheduler.drop(update.request.request_id, len(update.token_ids) - num_tokens)
-        if answer.stopped and update.request.finish_reason is not FinishReason.STOP:
-            self.scheduler.finish(update.request.request_id, FinishReason.STOP)
-        if update.request.is_finished:
-            del self._answers[update.request.request_id]
-        return answer.output(update.token_ids[:num_tokens], text)
+        if len(token_ids) == 1:  # as in nearly every step, and once for each of its requests
+            text = self._text_of_one(answer, token_ids[0], request.finish_reason)
+        else:
+            num_tokens, text = self._text(answer, token_ids)
+            if num_tokens < len(token_ids):
+                self.scheduler.drop(request.request_id, len(token_ids) - num_tokens)
+                token_ids = token_ids[:num_tokens]
+        if answer.stopped and request.finish_reason is not FinishReason.STOP:
+            self.scheduler.finish(request.request_id, FinishReason.STOP)
+        if request.finish_reason is not None:
+            del self._answers[request.request_id]
+        return answer.output(token_ids, text)
 
     def _text(self, answer: Answer, token_ids: tuple[int, ...]) -> tuple[int, str]:
         """The text of a step's tokens, and how many of them there are up to the one that ends the answer."""
-        if len(token_ids) == 1:  # as in nearly every step, and once for each of its requests
-            return 1, self._text_of_one(answer, token_ids[0], answer.request.finish_reason)
         text = ""
         for count, token_id in enumerate(token_ids, 1):
             is_last = count == len(token_ids)

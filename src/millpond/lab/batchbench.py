@@ -15,10 +15,10 @@ from millpond.core.request import FinishReason, Request, SamplingParams
 from millpond.core.scheduler import Scheduler
 from millpond.core.speculation import FIXED_ROWS
 from millpond.core.step import Clock, Runner, ScheduledRequest
-from millpond.errors import ConfigError, EngineError, InvalidRequestError
+from millpond.errors import ConfigError, EngineError
 from millpond.lab.batch_run import BatchRun, BatchStep, Row, Share
-from millpond.lab.stepping import NO_MODEL_LEN, ChecksumRunner, StepLoop
-from millpond.lab.workload import WorkloadRequest
+from millpond.lab.stepping import NO_LIMIT, ChecksumRunner, StepLoop
+from millpond.lab.workload import WorkloadRequest, check_door
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
@@ -86,17 +86,7 @@ class WatermarkSweep:
                     f"a reserve of {reserve} blocks (--reserves) cannot be held by a pool of {self.num_blocks} "
                     f"(--blocks): name reserves from 0 to {self.num_blocks - 1}"
                 )
-        check_door(self.requests, Door(self.num_blocks, self.block_size, NO_MODEL_LEN))
-
-
-def check_door(requests: Sequence[WorkloadRequest], door: Door) -> None:
-    """Raise ConfigError for a request that could never run."""
-    for number, each in enumerate(requests, 1):
-        try:
-            door.check(len(each.prompt_token_ids), each.max_tokens)
-        except InvalidRequestError as error:
-            message = f"request {number} of the workload could never run: {error}, or give the pool more (--blocks)"
-            raise ConfigError(message) from error
+        check_door(self.requests, Door(self.num_blocks, self.block_size, NO_LIMIT))
 
 
 def sweep_watermarks(
@@ -123,7 +113,7 @@ def _drain(sweep: WatermarkSweep, reserve: int, scheduler_class: type[Scheduler]
         block_size=sweep.block_size,
         max_num_seqs=sweep.max_num_seqs,
         max_num_batched_tokens=sweep.max_num_batched_tokens,
-        max_model_len=NO_MODEL_LEN,
+        max_model_len=NO_LIMIT,
         watermark_blocks=reserve,
     )
     loop = StepLoop(scheduler, ChecksumRunner(), Auditor(scheduler) if sweep.audit else None)

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from millpond.lab.batch_run import BatchRun, Row
+from millpond.lab.picture import new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,13 +35,10 @@ Spans = dict[Look, list[tuple[float, float]]]
 
 def draw_timeline(static: BatchRun, continuous: BatchRun, unit: str, title: str, path: Path) -> None:
     """Write the picture of both runs. unit is that of their clock, "step" or "second"."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     height = min(20.0, max(3.5, 2.2 + 0.2 * len(static.requests)))
-    figure = Figure(figsize=(14, height), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(14, height)
     left, right = figure.subplots(1, 2, sharex=True, sharey=True)
     longest, num_batches = max(static.duration, continuous.duration), len(static.batches)
     draw_run(left, static, longest)
@@ -54,7 +52,7 @@ def draw_timeline(static: BatchRun, continuous: BatchRun, unit: str, title: str,
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=11)
     draw_legend(figure, {share.kind for run in (static, continuous) for step in run.steps for share in step.shares})
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def summary(run: BatchRun, unit: str) -> str:

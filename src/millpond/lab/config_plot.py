@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millpond.lab.config_sweep import Point, advise, choose, describe, pareto
+from millpond.lab.picture import apart, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,22 +22,24 @@ DARK = "#444444"
 def draw(points: Sequence[Point], swept: Sequence[str], path: Path) -> None:
     """Write the picture: a curve over the rates for each setting.
 
-    Of the swept fields, the one with the most values gives the colours and the next one the markers."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    Of the swept fields, the one with the most values gives the colours and the next one the markers.
+    """
+    from matplotlib.ticker import LogLocator
 
-    figure = Figure(figsize=(10, 6.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(10, 6.5)
     axes = figure.subplots()
-    draw_front(axes, points, swept)
     draw_curves(axes, points, sorted(swept, key=lambda name: -len(_values(points, name)))[:2])
     axes.set(
         yscale="log", xlabel="output tokens a second (right is better)", ylabel="p99 TTFT, seconds (down is better)"
     )
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
     axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
+    axes.margins(y=0.12)
+    draw_front(axes, points, swept)
     axes.grid(alpha=0.25, which="both")
     axes.set_title("\n".join(textwrap.wrap(advise(points, swept), 105)), fontsize=10, loc="left")
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def _values(points: Sequence[Point], name: str) -> list[int]:
@@ -85,12 +88,23 @@ def draw_front(axes: Axes, points: Sequence[Point], swept: Sequence[str]) -> Non
     front, chosen = pareto(points), choose(points)
     x, y = [point.output_tok_s for point in front], [point.ttft_p99 for point in front]
     axes.plot(x, y, color="lightsteelblue", lw=9, alpha=0.6, solid_capstyle="round", zorder=1)
-    named = None
-    for point in front:
+    named, (left, right) = None, axes.get_xlim()
+    for point, has_room in zip(front, apart(axes, list(zip(x, y, strict=True)), 0.25, 0.04), strict=True):
+        if not has_room:
+            continue
         load = "" if point.rate is None else f"{point.rate:g}/s"
         name = "" if point.setting == named else describe(point.setting, swept)
         named = point.setting
-        place = (point.output_tok_s, point.ttft_p99)
         text = ": ".join(filter(None, (load, name)))
-        axes.annotate(text, place, xytext=(8, -15), textcoords="offset points", fontsize=8, color=DARK)
+        on_right = point.output_tok_s > (left + right) / 2  # the text then goes to the left, to stay inside
+        axes.annotate(
+            text,
+            (point.output_tok_s, point.ttft_p99),
+            xytext=(-8 if on_right else 8, -17),
+            ha="right" if on_right else "left",
+            textcoords="offset points",
+            fontsize=8,
+            color=DARK,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
+        )
     axes.scatter(chosen.output_tok_s, chosen.ttft_p99, s=230, facecolor="none", edgecolor="crimson", lw=2, zorder=4)

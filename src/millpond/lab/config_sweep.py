@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import Any, NamedTuple
 
 from millpond.config import EngineConfig
@@ -12,9 +13,10 @@ from millpond.errors import ConfigError
 from millpond.lab.cost_model import CostModel
 from millpond.lab.latency import Slo
 from millpond.lab.simulation_report import figures
-from millpond.lab.simulator import Simulation, check_longest, simulate
-from millpond.lab.workload import WorkloadRequest
+from millpond.lab.simulator import Simulation, door_of, simulate
+from millpond.lab.workload import WorkloadRequest, check_door
 
+MOST_SETTINGS = 10_000
 NEAR_BEST = 0.95  # of the best throughput: what lies above it is judged by p99 TTFT
 SAME = 0.01  # figures that differ by less are taken for equal, and the smaller settings win
 
@@ -58,6 +60,8 @@ class Grid:
                 raise ConfigError(f"{name} must name at least one value")
             if len(set(values)) < len(values):
                 raise ConfigError(f"{name} repeats a value: {','.join(map(str, values))}")
+        if (count := prod(map(len, self._axes()))) > MOST_SETTINGS:
+            raise ConfigError(f"{', '.join(OPTIONS)} make {count} settings, more than {MOST_SETTINGS}: name fewer")
         if min(self.budgets) < max(self.slots):
             raise ConfigError(
                 f"--budgets {min(self.budgets)} is below --slots {max(self.slots)}: a step needs a token for each slot"
@@ -139,7 +143,7 @@ def sweep_configs(
     """Run the workload of each rate at each setting. Raises ConfigError, before the first, where one cannot."""
     settings = grid.settings
     for setting, workload in product(settings, workloads.values()):
-        check_longest(workload, setting.config())
+        check_door(workload, door_of(setting.config()))
     points = []
     for setting, (rate, workload) in product(settings, workloads.items()):
         notify(describe(setting, grid.swept))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from millpond.errors import ConfigError
-from millpond.lab.step_record import StepRecord, StepShape
+from millpond.lab.step_record import LEAST_SECONDS, StepRecord, StepShape
 
 if TYPE_CHECKING:
     from numpy import float64
@@ -72,7 +72,7 @@ def fit(records: Sequence[StepRecord], source: str) -> CostModel:
     kept, fitted = numpy.ones(len(records), bool), seconds
     for _ in range(MOST_ROUNDS):
         before = fitted
-        costs = _nonnegative(features[kept], seconds[kept], 1.0 / numpy.sqrt(fitted[kept]))
+        costs = _nonnegative(features[kept], seconds[kept], 1.0 / numpy.sqrt(fitted[kept].clip(LEAST_SECONDS)))
         fitted = features @ costs
         kept = seconds <= DISTURBED * fitted
         if numpy.allclose(fitted, before, rtol=1e-6, atol=0.0):

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from millpond.core.scheduler import Scheduler
-from millpond.errors import InvariantError
+from millpond.errors import ConfigError, InvariantError
 from millpond.lab.world import Action, Case, World
 
+MOST_STATES = 500_000  # of a search: some kilobytes each while they wait to be looked at
 STEP_VERBS = ("schedule", "update", "fail")
 
 
@@ -55,7 +56,7 @@ class Explorer:
     _num_transitions: int = 0
 
     def run(self) -> Explored:
-        """Explore to the end, or to the first broken rule."""
+        """Explore to the end, or to the first broken rule. Raises ConfigError for more than MOST_STATES."""
         queue: deque[tuple[int, World, int]] = deque()
         for index, case in enumerate(self.cases):
             world = World.empty(case, self.kind)
@@ -75,6 +76,11 @@ class Explorer:
                 self._num_transitions += 1
                 known = len(self._ids)
                 number = self._number(self._case_of[state], after, state, action)
+                if number == MOST_STATES:
+                    raise ConfigError(
+                        f"a scheduler of {self.cases[self._case_of[state]]} has more than {MOST_STATES} states, which "
+                        f"takes gigabytes: ask for smaller bounds (--positions, --requests, --guesses)"
+                    )
                 if action.verb in STEP_VERBS:
                     self._steps.setdefault(state, []).append((number, action.verb == "schedule"))
                 if number == known:

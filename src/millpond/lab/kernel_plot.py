@@ -3,45 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from millpond.errors import ConfigError
+from millpond.lab.picture import new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMATS = (".png", ".svg", ".pdf")
 LEAST_SHARE = 0.05  # of a step: a phase below it has no name in the picture
 INTENSITIES = (0.1, 1000.0)  # operations per byte
 
 
-def check_plot(path: Path) -> None:
-    """Raises ConfigError where a picture could not be written there, and says what is missing."""
-    if find_spec("matplotlib") is None:
-        raise ConfigError("a picture needs matplotlib; install it with: pip install 'millpond[plot]'")
-    if path.suffix.lower() not in FORMATS:
-        raise ConfigError(f"a picture is one of {', '.join(FORMATS)}, got {path.name!r}")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"there is no folder {path.absolute().parent} to write {path.name} into")
-
-
 def draw(report: Mapping[str, Any], path: Path) -> None:
     """Write the picture of a report as `bench kernels --json` prints it."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     steps = report["steps"]
-    figure = Figure(figsize=(13, 4 + 0.35 * len(steps)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(13, 4 + 0.35 * len(steps))
     left, right = figure.subplots(1, 2)
     machine = report["machine"]
     draw_roofs(left, machine)
     draw_phases(left, steps)
     draw_shares(right, steps)
     figure.suptitle(f"millpond, {machine['isa']} kernels, {machine['threads']} threads")
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def draw_roofs(axes: Axes, machine: Mapping[str, Any]) -> None:

@@ -1,38 +1,45 @@
-"""How long the requests of a workload are, as the command takes it, and the requests."""
+"""How long the requests of a workload are, in tokens."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from millpond.lab.workload import WorkloadRequest, random_prompt
+LONGEST = 1 << 20  # tokens; no model takes more
+WIDEST = 10.0  # of a lognormal spread: beyond it every length is one of the ends
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How long the requests of a workload are, in tokens: the choices in turn, or each drawn evenly from them."""
+    """The choices in turn; or drawn from them, evenly or, with a median, lognormally around it and cut at their ends.
+
+    sigma is the standard deviation of the logarithm.
+    """
 
     choices: Sequence[int]
     drawn: bool = False
+    median: int = 0
+    sigma: float = 0.0
 
     def __str__(self) -> str:
         """As the command takes it."""
+        if self.median:
+            return f"lognormal:{self.median}:{self.sigma:g}:{self.choices[-1]}"
         return f"{self.choices[0]}-{self.choices[-1]}" if self.drawn else ",".join(map(str, self.choices))
 
+    @property
+    def longest(self) -> int:
+        return max(self.choices)
+
     def of(self, num_requests: int, random: Random) -> list[int]:
+        if self.median:
+            return [self._around_median(random) for _ in range(num_requests)]
         if self.drawn:
             return [random.choice(self.choices) for _ in range(num_requests)]
         return [self.choices[index % len(self.choices)] for index in range(num_requests)]
 
-
-def workload_of(
-    num_requests: int, prompt_tokens: Lengths, output_tokens: Lengths, *, vocab_size: int, seed: int
-) -> tuple[WorkloadRequest, ...]:
-    """Requests that all come at time 0. All prompts' lengths are drawn first, then the outputs', then the tokens."""
-    random = Random(seed)
-    prompts, outputs = prompt_tokens.of(num_requests, random), output_tokens.of(num_requests, random)
-    return tuple(
-        WorkloadRequest(0.0, random_prompt(random, prompt, vocab_size), output)
-        for prompt, output in zip(prompts, outputs, strict=True)
-    )
+    def _around_median(self, random: Random) -> int:
+        length = round(self.median * math.exp(random.gauss(0.0, self.sigma)))
+        return min(self.choices[-1], max(self.choices[0], length))

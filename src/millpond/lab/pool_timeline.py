@@ -30,6 +30,11 @@ class _Sums:
     waiting: float = 0.0
     preempted: int = 0
 
+    def pass_time(self, seconds: float, stats: StepStats) -> None:
+        self.used += seconds * (stats.num_blocks - stats.free_blocks)
+        self.running += seconds * stats.num_running
+        self.waiting += seconds * stats.num_waiting
+
     def add(self, other: _Sums) -> None:
         self.used += other.used
         self.running += other.running
@@ -51,23 +56,29 @@ class PoolTimeline:
     def add(self, stats: StepStats, end: float) -> None:
         """A step that ended `end` seconds after the start and computed for execute_seconds."""
         start = end - stats.execute_seconds
-        used = stats.num_blocks - stats.free_blocks
         self.seconds = end
-        self.most_used_blocks = max(self.most_used_blocks, used)
-        self.most_running = max(self.most_running, stats.num_running)
-        self.most_waiting = max(self.most_waiting, stats.num_waiting)
+        self._raise_peaks(stats)
         while end > self.width * MOST_SPANS:
             self._double()
-        last = int(end / self.width)
+        first, last = int(start / self.width), int(end / self.width)
         while len(self._sums) <= last:
             self._sums.append(_Sums())
         self._sums[last].preempted += stats.num_preempted
-        for index in range(int(start / self.width), last + 1):
+        if first == last:  # as nearly all are: many steps to a span
+            self._sums[last].pass_time(end - start, stats)
+            return
+        for index in range(first, last + 1):
             inside = min(end, (index + 1) * self.width) - max(start, index * self.width)
-            sums = self._sums[index]
-            sums.used += inside * used
-            sums.running += inside * stats.num_running
-            sums.waiting += inside * stats.num_waiting
+            self._sums[index].pass_time(inside, stats)
+
+    def _raise_peaks(self, stats: StepStats) -> None:
+        used = stats.num_blocks - stats.free_blocks
+        if used > self.most_used_blocks:
+            self.most_used_blocks = used
+        if stats.num_running > self.most_running:
+            self.most_running = stats.num_running
+        if stats.num_waiting > self.most_waiting:
+            self.most_waiting = stats.num_waiting
 
     def _double(self) -> None:
         self.width *= 2.0

@@ -13,7 +13,8 @@ from millpond.lab.faults import PlantedFault
 from millpond.lab.story import tell
 from millpond.lab.world import Case
 
-MOST_POSITIONS = 250  # World.key() has a byte for each number
+# Far beyond what anybody waits for, and so small that what is set up before the first state is little.
+MOST = {"positions": 12, "slots": 4, "requests": 6, "budget": 16, "guesses": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,8 @@ class Bounds:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             least = 0 if name in ("budget", "guesses") else 1
-            if value < least:
-                raise ConfigError(f"--{name} must be at least {least}, got {value}")
-        if self.positions > MOST_POSITIONS:
-            raise ConfigError(f"--positions must be at most {MOST_POSITIONS}, got {self.positions}; ask for fewer")
+            if not least <= value <= MOST[name]:
+                raise ConfigError(f"--{name} must be from {least} to {MOST[name]}, got {value}")
 
     def pools(self) -> Iterator[tuple[int, int]]:
         """Numbers of blocks and block sizes, the fewest positions first."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from millpond.lab.picture import new_figure, save
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -16,11 +18,7 @@ USED, RUNNING, WAITING, PREEMPTED = "steelblue", "seagreen", "darkorange", "crim
 
 def draw(report: Mapping[str, Any], path: Path) -> None:
     """Write the picture of a report as `simulate --json` prints it."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(11, 8)
     pool, queues, latencies = figure.subplots(3, 1, height_ratios=(2, 2, 2.2))
     draw_pool(pool, report["pool"])
     draw_queues(queues, report["pool"])
@@ -32,7 +30,7 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
         f"{found['requests']:,} requests in {found['seconds']:,.0f} virtual seconds: "
         f"{found['output_tok_s']:,.0f} output tok/s, {found['preemptions']:,} preemptions"
     )
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def edges(pool: Mapping[str, Any]) -> list[float]:

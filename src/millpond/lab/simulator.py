@@ -7,16 +7,18 @@ from dataclasses import dataclass
 
 from millpond.config import EngineConfig
 from millpond.core.block_pool import resolve_watermark_blocks
+from millpond.core.door import Door
 from millpond.core.scheduler import Scheduler, SchedulerCounters
 from millpond.core.step import SampledTokens, SchedulerOutput, StepResult
 from millpond.engine.engine import Engine
-from millpond.errors import ConfigError, InvalidRequestError
+from millpond.errors import ConfigError
 from millpond.lab.cost_model import CostModel
 from millpond.lab.driving import VirtualClock, drive
 from millpond.lab.latency import Latencies
 from millpond.lab.pool_timeline import PoolTimeline
 from millpond.lab.step_record import StepShape
-from millpond.lab.workload import WorkloadRequest
+from millpond.lab.stepping import NO_LIMIT
+from millpond.lab.workload import WorkloadRequest, check_door
 from millpond.text.tokenizer import Tokenizer
 
 # A vocabulary of one letter, which is all that a simulated model says.
@@ -28,7 +30,6 @@ VOCABULARY = {
     "tokenizer.ggml.merges": [],
 }
 TOKEN = (0,)
-NO_LIMIT = 1 << 62
 
 
 class SimulatedRunner:
@@ -66,16 +67,22 @@ def simulated_engine(config: EngineConfig, cost: CostModel, clock: VirtualClock)
     )
 
 
-def _scheduler(config: EngineConfig) -> Scheduler:
+def door_of(config: EngineConfig) -> Door:
+    """What a simulated engine lets in. Raises ConfigError where the pool has no size."""
     if config.num_blocks is None:
         raise ConfigError("a simulation has no memory to size its pool by: num_blocks must be given")
+    return Door(config.num_blocks, config.block_size, config.max_model_len or NO_LIMIT)
+
+
+def _scheduler(config: EngineConfig) -> Scheduler:
+    door = door_of(config)
     return Scheduler(
-        num_blocks=config.num_blocks,
-        block_size=config.block_size,
+        num_blocks=door.num_blocks,
+        block_size=door.block_size,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=config.max_model_len or NO_LIMIT,
-        watermark_blocks=resolve_watermark_blocks(config.num_blocks, config.watermark, config.watermark_blocks),
+        max_model_len=door.max_model_len,
+        watermark_blocks=resolve_watermark_blocks(door.num_blocks, config.watermark, config.watermark_blocks),
     )
 
 
@@ -90,19 +97,10 @@ def simulate(
     notify is told now and then how many requests have finished. Raises ConfigError for settings that cannot work, or
     could never serve one of the requests.
     """
-    check_longest(workload, config)
+    check_door(workload, door_of(config))
     clock = VirtualClock()
     engine = simulated_engine(config, cost, clock)
     pool = PoolTimeline()
     engine.observer = lambda stats: pool.add(stats, clock.now)
     latencies = drive(engine, workload, clock, notify)
     return Simulation(latencies, engine.scheduler.counters, pool, engine.scheduler.pool.num_blocks)
-
-
-def check_longest(workload: Sequence[WorkloadRequest], config: EngineConfig) -> None:
-    """Raises ConfigError for a request that could never run. The door looks at lengths: the longest speaks for all."""
-    longest = max(workload, key=lambda each: len(each.prompt_token_ids) + each.max_tokens)
-    try:
-        _scheduler(config).door.check(len(longest.prompt_token_ids), longest.max_tokens)
-    except InvalidRequestError as error:
-        raise ConfigError(f"the longest request could never run: {error}; or give the pool more blocks") from None

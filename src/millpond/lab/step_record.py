@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from millpond.core.step import Runner, SchedulerOutput, StepResult
 from millpond.engine.engine import Engine
-from millpond.errors import ConfigError
 from millpond.lab.bench_overhead import observed, step_seconds
+from millpond.lab.jsonl import number, read_objects, whole_number
+
+MOST_COUNTED = 10**12  # positions: a step of the longest prompt attends to half as many
+LEAST_SECONDS, MOST_SECONDS = 1e-7, 1e5  # a step between a record's last digit and a day
 
 
 class StepShape(NamedTuple):
@@ -84,24 +86,10 @@ def write_records(records: Iterable[StepRecord], path: Path) -> None:
 
 def read_records(path: Path) -> list[StepRecord]:
     """What write_records wrote. Raises ConfigError with the file and the line for anything else, or no step at all."""
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path}; make one with: millpond bench engine --record {path.name}")
-    with path.open(encoding="utf-8", errors="replace") as file:
-        records = [_parse(line, f"{path}, line {number}") for number, line in enumerate(file, 1) if line.strip()]
-    if not records:
-        raise ConfigError(f"{path} holds no steps; make it with: millpond bench engine --record {path.name}")
-    return records
+    remedy = f"make one for --cost with: millpond bench engine --record {path.name}"
+    return [_record(fields, place) for place, fields in read_objects(path, remedy)]
 
 
-def _parse(line: str, place: str) -> StepRecord:
-    try:
-        fields = json.loads(line)
-    except ValueError:
-        raise ConfigError(f"{place} is not JSON") from None
-    values = [fields.get(name) for name in StepShape._fields] if isinstance(fields, dict) else [None]
-    if not all(type(value) is int and value >= 0 for value in values):
-        raise ConfigError(f"{place} needs {', '.join(StepShape._fields)}, each a whole number")
-    seconds = fields.get("seconds")
-    if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
-        raise ConfigError(f"{place} needs seconds, a number above 0, got {seconds!r}")
-    return StepRecord(StepShape(*values), seconds)
+def _record(fields: Mapping[str, Any], place: str) -> StepRecord:
+    counts = [whole_number(fields, name, place, int(name != "num_sampled"), MOST_COUNTED) for name in StepShape._fields]
+    return StepRecord(StepShape(*counts), number(fields, "seconds", place, LEAST_SECONDS, MOST_SECONDS))

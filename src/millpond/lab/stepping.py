@@ -11,7 +11,7 @@ from millpond.core.scheduler import RequestUpdate, Scheduler
 from millpond.core.step import Runner, SampledTokens, SchedulerOutput, StepResult
 
 CHECKSUM_TOKENS = 1 << 16  # the vocabulary where there is no model
-NO_MODEL_LEN = 10**9  # its longest request: the pool alone sets the bound
+NO_LIMIT = 1 << 62  # of its longest request, and of token ids that nobody looks up
 
 
 @dataclass(slots=True)

@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 
 from millpond.errors import ConfigError
-from millpond.lab.workload import WorkloadRequest
+from millpond.lab.jsonl import number, read_objects, whole_number
+from millpond.lab.lengths import LONGEST
+from millpond.lab.workload import MOST_SECONDS, WorkloadRequest, check_size
 
-KEYS = ("arrival", "prompt_tokens", "output_tokens")
+REMEDY = 'a trace (--trace) has a line {"arrival": seconds, "prompt_tokens": n, "output_tokens": n} for each request'
 
 
 def read_trace(path: Path) -> tuple[WorkloadRequest, ...]:
     """The requests of a file with a line {"arrival": seconds, "prompt_tokens": n, "output_tokens": n} for each.
 
-    In order of arrival; other keys are left alone. A prompt repeats one token, the number of its line.
-    Raises ConfigError naming the line, OSError for a file that cannot be read.
+    In order of arrival, counted from the first one's; other keys are left alone. A prompt repeats one token, the number
+    of its line among the requests. Raises ConfigError naming the line.
     """
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    requests = [_request(line, number, path.name) for number, line in enumerate(lines, 1) if line.strip()]
-    if not requests:
-        raise ConfigError(f"{path.name} holds no request")
-    return tuple(sorted(requests, key=lambda request: request.arrival))
+    requests: list[WorkloadRequest] = []
+    num_tokens = 0
+    for place, fields in read_objects(path, REMEDY):
+        arrival = number(fields, "arrival", place, 0.0)
+        prompt = whole_number(fields, "prompt_tokens", place, 1, LONGEST)
+        output = whole_number(fields, "output_tokens", place, 1, LONGEST)
+        num_tokens += prompt + output
+        check_size(len(requests) + 1, num_tokens)
+        requests.append(WorkloadRequest(arrival, (len(requests) + 1,) * prompt, output))
+    requests.sort(key=lambda request: request.arrival)
+    return _from_the_first(requests, path)
 
 
-def _request(line: str, number: int, name: str) -> WorkloadRequest:
-    where = f"{name}, line {number}"
-    try:
-        record = json.loads(line)
-    except ValueError:
-        record = None
-    if not isinstance(record, dict) or not record.keys() >= set(KEYS):
-        raise ConfigError(f"{where} is not an object with {', '.join(KEYS)}: {line.strip()[:80]!r}")
-    arrival = record["arrival"]
-    if not isinstance(arrival, int | float) or isinstance(arrival, bool) or not 0 <= arrival < math.inf:
-        raise ConfigError(f"{where}: arrival must be seconds of at least 0, got {arrival!r}")
-    for key in KEYS[1:]:
-        if not isinstance(record[key], int) or isinstance(record[key], bool) or record[key] < 1:
-            raise ConfigError(f"{where}: {key} must be an integer of at least 1, got {record[key]!r}")
-    return WorkloadRequest(float(arrival), (number,) * record["prompt_tokens"], record["output_tokens"])
+def _from_the_first(requests: list[WorkloadRequest], path: Path) -> tuple[WorkloadRequest, ...]:
+    """Arrivals may be the time of day; what counts is when each comes after the first."""
+    first, last = requests[0].arrival, requests[-1].arrival
+    if last - first > MOST_SECONDS:
+        raise ConfigError(
+            f"{path}: the last request comes {last - first:g} seconds after the first, more than {MOST_SECONDS:g}; "
+            f"arrivals are in seconds"
+        )
+    return tuple(WorkloadRequest(each.arrival - first, each.prompt_token_ids, each.max_tokens) for each in requests)

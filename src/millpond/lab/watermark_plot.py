@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from millpond.core.scheduler import Scheduler
 from millpond.lab.batchbench import WatermarkPoint
 from millpond.lab.faults import WithoutWaiver
+from millpond.lab.picture import apart, new_figure, save
 from millpond.lab.wall import BLOCK_SIZE, NUM_BLOCKS, RESERVE, Moment, wall_moments
 
 if TYPE_CHECKING:
@@ -26,12 +27,8 @@ PITCH = NUM_BLOCKS + 1.6  # from the first block of a moment to that of the next
 
 def draw_sweep(points: Sequence[WatermarkPoint], chosen: WatermarkPoint, why: str, path: Path) -> None:
     """Write the picture of some points, the one chosen among them, and the sentence that says why."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    figure = Figure(figsize=(13, 8.2), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
-    FigureCanvasAgg(figure)
+    figure = new_figure(13, 8.2)
+    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.08)
     top, bottom = figure.subfigures(2, 1, height_ratios=(1.2, 1), squeeze=False).flat
     top.suptitle(fill(why, 130), fontsize=10, color=CHOSEN)
     panels: list[tuple[str, Callable[[WatermarkPoint], float]]] = [
@@ -48,7 +45,7 @@ def draw_sweep(points: Sequence[WatermarkPoint], chosen: WatermarkPoint, why: st
     draw_moments(with_waiver, wall_moments(Scheduler), "with the waiver")
     draw_moments(without, wall_moments(WithoutWaiver), "without it")
     draw_legend(without)
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def draw_cost(
@@ -70,15 +67,19 @@ def draw_cost(
     for (x, y), here in places.items():
         colour = CHOSEN if chosen in here else PLAIN
         axes.plot(x, y, "o", ms=9 if chosen in here else 6, color=colour, clip_on=False, zorder=3)
-        text = runs_of([point.watermark_blocks for point in here])
-        note = axes.annotate(text, (x, y), (6, 5), textcoords="offset points", fontsize=10, color=colour)
-        note.set_path_effects([withStroke(linewidth=3, foreground="white")])
     axes.set_title(name, fontsize=10)
     axes.set_xlabel("iterations; at each point its reserve in blocks")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.12)
     axes.set_ylim(0, 1.15 * max(map(value, points)) or 1)
+    for has_room, ((x, y), here) in zip(apart(axes, list(places), 0.08, 0.06), places.items(), strict=True):
+        where: Mapping[str, Any] = {"xytext": (6, 5)}
+        if not has_room:  # the curve goes down, so the left is free; along the bottom what is above
+            where = {"xytext": (-6, -12), "ha": "right"} if y else {"xytext": (4, 20)}
+        text, colour = runs_of([point.watermark_blocks for point in here]), CHOSEN if chosen in here else PLAIN
+        note = axes.annotate(text, (x, y), textcoords="offset points", fontsize=10, color=colour, **where)
+        note.set_path_effects([withStroke(linewidth=3, foreground="white")])
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
 

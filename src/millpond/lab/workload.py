@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from random import Random
+
+from millpond.core.door import Door
+from millpond.errors import ConfigError, InvalidRequestError
+
+MOST_REQUESTS = 1_000_000
+MOST_SECONDS = 1e7  # from the first arrival to the last: beyond it a clock of 64 bits loses microseconds
+MOST_TOKENS = 1 << 26  # of prompts and outputs together: what is more takes gigabytes and hours
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +22,29 @@ class WorkloadRequest:
     arrival: float
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
+
+
+def check_size(num_requests: int, num_tokens: int) -> None:
+    """Raise ConfigError for a workload of more requests or tokens than memory is meant for."""
+    if num_requests > MOST_REQUESTS:
+        raise ConfigError(
+            f"a workload has at most {MOST_REQUESTS} requests, got {num_requests}; take fewer (--requests)"
+        )
+    if num_tokens > MOST_TOKENS:
+        raise ConfigError(
+            f"a workload has at most {MOST_TOKENS} tokens, got {num_tokens} in {num_requests} requests; take fewer "
+            f"(--requests) or shorter ones (--prompt-tokens, --max-tokens)"
+        )
+
+
+def check_door(workload: Sequence[WorkloadRequest], door: Door) -> None:
+    """Raise ConfigError for a request that could never run. The door looks at lengths: the longest speaks for all."""
+    lengths = [(len(each.prompt_token_ids) + each.max_tokens, each) for each in workload]
+    _, longest = max(lengths, key=itemgetter(0))
+    try:
+        door.check(len(longest.prompt_token_ids), longest.max_tokens)
+    except InvalidRequestError as error:
+        raise ConfigError(f"the longest request could never run: {error}; or give the pool more blocks") from error
 
 
 def random_prompt(random: Random, num_tokens: int, vocab_size: int) -> tuple[int, ...]:
