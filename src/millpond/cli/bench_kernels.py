@@ -154,7 +154,7 @@ def kernels(
 
     plan = KernelPlan(
         parse_counts(decode, "--decode"),
-        parse_counts(contexts, "--contexts"),
+        parse_counts(contexts, "--context"),
         parse_counts(prefill, "--prefill"),
         repetitions,
     )
