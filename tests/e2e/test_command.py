@@ -67,7 +67,7 @@ def test_doctor_says_how_many_threads_are_used_where_none_are_asked_for():
         told = doctor("--watermark", "0.05", "--max-num-seqs", "8")
         assert f"{told['threads']['threads']} threads" in lines
         assert f"{told['pool']['blocks']} blocks of {told['pool']['block_size']} tokens" in lines
-        assert f"({told['pool']['tokens']} tokens)" in lines
+        assert f"({told['pool']['tokens']} tokens in bfloat16, " in lines
         assert f"reserves {told['pool']['watermark_blocks']} blocks" in lines
         assert told["pool"]["watermark_blocks"] == int(0.05 * told["pool"]["blocks"])
 
