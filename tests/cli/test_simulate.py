@@ -56,7 +56,7 @@ def test_the_cost_is_fitted_to_the_recorded_steps(capsys, steps):
 
 
 def test_the_table_has_the_percentiles_the_goodput_and_the_pool(capsys):
-    assert run([*TABLE, "--ttft-slo", "0.01", "--itl-slo", "9"], {}) == 0
+    assert run([*TABLE, "--ttft-slo", "0.001", "--itl-slo", "9"], {}) == 0
     out = capsys.readouterr().out
     rows = [line.split() for line in out.splitlines()]
     assert ["preemptions", "4"] in rows
