@@ -10,9 +10,9 @@ from llvmlite.ir import Constant
 from numba import njit, types
 from numba.extending import intrinsic
 
-from millpond.kernels.attention_int8 import emit_score, emit_softmax, emit_value
+from millpond.kernels.attention_int8 import BLOCK, DIMS, put_probabilities, score_dims, value_block
 from millpond.kernels.link import call
-from millpond.kernels.simd import F32, I32, I64, V16F32, V16I32, Ir, address, put_float
+from millpond.kernels.simd import F32, I1, I32, I64, V16F32, V16I32, Ir, address, put_float, vector
 
 # A block holds 16 positions. Its keys and values are laid out for the tiles, per K/V head:
 #
@@ -23,7 +23,6 @@ from millpond.kernels.simd import F32, I32, I64, V16F32, V16I32, Ir, address, pu
 # and for 8 bits see attention_int8.py.
 F32_KV, BF16_KV, INT8_KV = range(3)
 KV_KINDS = {np.float32: F32_KV, np.uint16: BF16_KV, np.uint8: INT8_KV}  # by the type of the arrays that hold it
-BLOCK = 16
 TILE_ROWS = 6
 GROUP_TOKENS = 8  # consecutive tokens of one sequence that attend together and share each K/V load
 
@@ -36,13 +35,10 @@ def score_tile(typingctx, isa, kv, rows, q, ldq, k, scores, ldscores, scale, hea
 
     def codegen(context, builder, signature, args):
         ir = Ir(builder, isa_)
-        if kv_ == INT8_KV:
-            emit_score(ir, rows_, *args[3:])
-            return context.get_dummy_value()
         q, ldq, k, scores, lds, scale, head_dim = args[3:]
         steps, size = 8, ir.together(rows_, 3)
-        count = builder.sdiv(head_dim, I64(2 * steps if bf16_ else steps))
-        factor = ir.splat(scale)
+        dims = {F32_KV: steps, BF16_KV: 2 * steps, INT8_KV: DIMS}[kv_]
+        factor, count = ir.splat(scale), builder.sdiv(head_dim, I64(dims))
 
         def some_dims(q_row, i, acc):
             acc = [list(acc[: len(q_row)]), list(acc[len(q_row) :])]  # two chains hide the latency
@@ -54,11 +50,15 @@ def score_tile(typingctx, isa, kv, rows, q, ldq, k, scores, ldscores, scale, hea
                     chain[r] = ir.dot_bf16(chain[r], key, query) if bf16_ else ir.fma(key, query, chain[r])
             return acc[0] + acc[1]
 
+        def totals(q_row):
+            if kv_ == INT8_KV:
+                return ir.loop(count, [ir.zero()] * size, partial(score_dims, ir, k, head_dim, q_row))
+            acc = ir.loop(count, [ir.zero()] * (2 * size), partial(some_dims, q_row))
+            return map(builder.fadd, acc[:size], acc[size:])
+
         def some_rows(i, _):
             row = [ir.at(ir.times(i, size), r) for r in range(size)]
-            q_row = [ir.at(q, builder.mul(ldq, r)) for r in row]
-            acc = ir.loop(count, [ir.zero()] * (2 * size), partial(some_dims, q_row))
-            for r, total in zip(row, map(builder.fadd, acc[:size], acc[size:]), strict=True):
+            for r, total in zip(row, totals([ir.at(q, builder.mul(ldq, r)) for r in row]), strict=True):
                 ir.store(builder.fmul(total, factor), ir.at(scores, builder.mul(lds, r)))
             return []
 
@@ -69,6 +69,11 @@ def score_tile(typingctx, isa, kv, rows, q, ldq, k, scores, ldscores, scale, hea
     return types.void(isa, kv, rows, *args), codegen
 
 
+def _block_at(ir, base, block_bytes, table, i):
+    """The address of a sequence's i-th block."""
+    return ir.at(base, ir.b.mul(ir.load(I64, ir.at(table, ir.times(i, 8))), block_bytes))
+
+
 @intrinsic(prefer_literal=True)
 def softmax_row(typingctx, kv, scores, length, blocks, table, v, block_bytes, head_dim):
     """exp(scores[i] - max) for i < length, 0 from there to 16 * blocks, written over the scores; returns 1 / sum.
@@ -76,13 +81,11 @@ def softmax_row(typingctx, kv, scores, length, blocks, table, v, block_bytes, he
     What is written has the cache's type; a bfloat16 row takes the first half of the room of its scores. The values'
     scales are in the blocks of an 8-bit cache, which are found as in value_tile.
     """
-    bf16_, int8_ = kv.literal_value == BF16_KV, kv.literal_value == INT8_KV
+    kv_ = kv.literal_value
 
     def codegen(context, builder, signature, args):
         ir = Ir(builder)
-        if int8_:
-            return emit_softmax(ir, *args[1:])
-        scores, length, blocks = args[1:4]
+        scores, length, blocks, table, v, block_bytes, head_dim = args[1:]
         lanes = Constant(V16I32, list(range(16)))
         own_blocks = builder.sdiv(builder.add(length, I64(BLOCK - 1)), I64(BLOCK))
         lowest = ir.const(V16F32, -3.0e38)
@@ -99,8 +102,10 @@ def softmax_row(typingctx, kv, scores, length, blocks, table, v, block_bytes, he
         (peak,) = ir.loop(own_blocks, [lowest], larger)
         peak = ir.splat(ir.reduce(ir.select_max, peak))
 
-        def put(value, i):
-            if bf16_:
+        def put(i, value, inside):
+            if kv_ == INT8_KV:
+                put_probabilities(ir, scores, _block_at(ir, v, block_bytes, table, i), head_dim, i, value, inside)
+            elif kv_ == BF16_KV:
                 ir.store(ir.to_bf16(value), ir.at(scores, ir.times(i, 32)))
             else:
                 ir.store(value, ir.at(scores, ir.times(i, 64)))
@@ -108,13 +113,13 @@ def softmax_row(typingctx, kv, scores, length, blocks, table, v, block_bytes, he
         def exponentials(i, acc):
             value, inside = score(i)
             value = builder.select(inside, ir.exp(builder.fsub(value, peak)), ir.zero())
-            put(value, i)
+            put(i, value, inside)
             return [builder.fadd(acc[0], value)]
 
         (total,) = ir.loop(own_blocks, [ir.zero()], exponentials)
         total = ir.reduce(builder.fadd, total)
-        rest = builder.sub(blocks, own_blocks)
-        ir.loop(rest, [], lambda i, _: put(ir.zero(), builder.add(own_blocks, i)) or [])
+        rest, nowhere = builder.sub(blocks, own_blocks), ir.const(vector(I1), 0)
+        ir.loop(rest, [], lambda i, _: put(builder.add(own_blocks, i), ir.zero(), nowhere) or [])
         return builder.fdiv(F32(1.0), total)
 
     return types.float32(kv, *[types.int64] * 7), codegen
@@ -128,16 +133,13 @@ def value_tile(typingctx, isa, kv, rows, vectors, p, ldp, table, blocks, v, bloc
 
     def codegen(context, builder, signature, args):
         ir = Ir(builder, isa_)
-        if kv_ == INT8_KV:
-            emit_value(ir, rows_, vectors_, *args[4:])
-            return context.get_dummy_value()
         p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim = args[4:]
         row_bytes, rows, vectors = ir.times(head_dim, 4), ir.together(rows_, 3), ir.together(vectors_, 1)
 
         def block(p_row, v, i, acc):
-            acc = list(acc)
-            number = ir.load(I64, ir.at(table, ir.times(i, 8)))
-            values = ir.at(v, builder.mul(number, block_bytes))
+            acc, values = list(acc), _block_at(ir, v, block_bytes, table, i)
+            if kv_ == INT8_KV:
+                return value_block(ir, vectors, row_bytes, p_row, values, i, acc)
             for step in range(BLOCK // 2 if bf16_ else BLOCK):
                 row = ir.at(values, builder.mul(row_bytes, I64(step)))
                 loaded = [ir.load(V16I32 if bf16_ else V16F32, row, 64 * j) for j in range(vectors)]

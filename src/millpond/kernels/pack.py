@@ -14,6 +14,7 @@ from millpond.kernels.matmul import (
     F32_WEIGHTS,
     GROUP,
     HALF,
+    LINE,
     MOST_OUTLIERS,
     STEP_BITS,
     U4,
@@ -23,7 +24,6 @@ from millpond.kernels.matmul import (
     ZERO_CODE,
 )
 
-LINE = 64  # bytes of a cache line
 LARGEST_CODE = 126  # that a weight is rounded to; what a step and a base are rounded to may reach one more
 # Of step * nibble only the whole part counts, which is 1/2 less on average, but for the nibble 0. Over all nibbles the
 # squared errors are least with a base that starts about so much higher, and what whole bases leave of the 1/2 is made

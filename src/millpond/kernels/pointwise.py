@@ -42,20 +42,13 @@ def quantise_group(typingctx, x, codes, sums):
     def codegen(context, builder, signature, args):
         ir, (x, codes, sums) = Ir(builder), args
         values = [ir.load(V16F32, x, 64 * i) for i in range(GROUP // 16)]
-        magnitude = ir.const(V16I32, 0x7FFFFFFF)
-        # as integers the magnitudes have the same order, and NaN comes out on top
-        larger = lambda p, q: builder.select(builder.icmp_signed(">", p, q), p, q)  # noqa: E731
-        peaks = reduce(larger, (builder.and_(builder.bitcast(v, V16I32), magnitude) for v in values))
-        peak = builder.bitcast(ir.reduce(larger, peaks), F32)
+        peak = builder.bitcast(ir.reduce(ir.larger, reduce(ir.larger, map(ir.magnitude, values))), F32)
         scale = builder.fmul(peak, F32(np.float32(1 / 127)))
         vanishes = builder.fcmp_ordered("<", peak, F32(VANISHING))
         inverse = ir.splat(builder.select(vanishes, F32(0.0), builder.fdiv(F32(127.0), peak)))
-        # adding 1.5 * 2**23 leaves the nearest integer in the low bits
-        magic, magic_bits = ir.const(V16F32, 12582912.0), ir.const(V16I32, 0x4B400000)
         total = ir.const(V16I32, 0)
         for i, v in enumerate(values):
-            rounded = builder.bitcast(builder.fadd(builder.fmul(v, inverse), magic), V16I32)
-            integer = builder.sub(rounded, magic_bits)
+            integer = ir.nearest(builder.fmul(v, inverse))
             ir.store(builder.trunc(integer, V16I8), codes, 16 * i)
             total = builder.add(total, integer)
         ir.store(scale, sums)

@@ -11,7 +11,8 @@ from numba.extending import intrinsic
 
 from millpond.kernels.isa import AVX2, AVX512, PORTABLE, VNNI256, limits
 
-I8, I16, I32, I64, F32, F16 = (
+I1, I8, I16, I32, I64, F32, F16 = (
+    ir.IntType(1),
     ir.IntType(8),
     ir.IntType(16),
     ir.IntType(32),
@@ -114,6 +115,19 @@ class Ir:
     def select_max(self, x, y):
         """The larger of x and y; y where either is not a number."""
         return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
+
+    def larger(self, x, y):
+        """The larger of signed integers."""
+        return self.b.select(self.b.icmp_signed(">", x, y), x, y)
+
+    def magnitude(self, x):
+        """|x| of <16 x float> as integers, which have the same order; NaN comes out on top."""
+        return self.b.and_(self.b.bitcast(x, V16I32), self.const(V16I32, 0x7FFFFFFF))
+
+    def nearest(self, x):
+        """<16 x float> to <16 x i32>, to nearest even: adding 1.5 * 2**23 leaves the integer in the low bits."""
+        shifted = self.b.fadd(x, self.const(V16F32, 12582912.0))
+        return self.b.sub(self.b.bitcast(shifted, V16I32), self.const(V16I32, 0x4B400000))
 
     def half_to_float(self, h):
         """<16 x i16> holding float16 to <16 x float>, exactly. The portable spelling shifts the bits into a float32's

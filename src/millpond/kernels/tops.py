@@ -66,17 +66,13 @@ def note_tops(typingctx, rows, c, ldc, tops, ldtops):
     return types.void(*[types.int64] * 5), codegen
 
 
-def _larger(b, x, y):
-    return b.select(b.icmp_signed(">", x, y), x, y)
-
-
 def _peaks(ir, c):
     """16 ranks of a row of a tile, the largest among them."""
     const = partial(ir.const, V16I32)
     ranks = [_ranks(ir.b, ir.b.bitcast(ir.load(V16F32, c, 64 * j), V16I32), const) for j in range(VECTORS)]
     peak = ranks[0]
     for each in ranks[1:]:
-        peak = _larger(ir.b, peak, each)
+        peak = ir.larger(peak, each)
     return peak
 
 
@@ -90,7 +86,7 @@ def _largest(ir, peaks):
         lanes = [start + i for start in range(0, 32, part) for i in range(part // 2)]
         orders = [[lane + shift for lane in lanes] for shift in (0, part // 2)]
         low, high = (b.shuffle_vector(x, y, Constant(vector(I32, 16), order)) for order in orders)
-        return _larger(b, low, high)
+        return ir.larger(low, high)
 
     count = len(peaks)
     while len(peaks) > 1:
@@ -99,7 +95,7 @@ def _largest(ir, peaks):
     while part > 1:
         part //= 2
         order = Constant(vector(I32, 16), [lane ^ part for lane in range(16)])
-        peak = _larger(b, peak, b.shuffle_vector(peak, Constant(peak.type, Undefined), order))
+        peak = ir.larger(peak, b.shuffle_vector(peak, Constant(peak.type, Undefined), order))
     values = b.bitcast(_words(b, peak, partial(ir.const, V16I32)), V16F32)
     return [b.extract_element(values, I32(i * (16 // count))) for i in range(count)]
 
