@@ -136,7 +136,7 @@ def run(isa, layer, prepared, rows, *, add=0, start=0.0, team=1) -> np.ndarray:
     def work(thread):
         scratch = np.zeros(DEPTH // GROUP * U8_BYTES, np.uint8)
         errand, runs = np.zeros(ERRAND_SIZE, np.int64), np.arange(2)
-        set_errand(errand, outputs.ctypes.data, 64 * 5, runs.ctypes.data, len(runs), 7)
+        set_errand(errand, outputs.ctypes.data, 64 * 5, 64 * 5, runs.ctypes.data, len(runs), 7)
         inputs, sums = prepared.inputs, prepared.sums
         calls.append(linear(tiles, sync, thread, layer, rows, inputs, sums, outputs, scratch, errand, 0))
 
@@ -313,7 +313,7 @@ def test_a_channel_taken_out_spares_its_group_the_coarse_scale(isa, kind):
 def parts_of(runs, stride, calls, indices) -> list[tuple[int, int]]:
     """Address and number of the cache lines that each of the calls fetches, for runs of memory from 4096 on."""
     errand = np.zeros(ERRAND_SIZE, np.int64)
-    set_errand(errand, 4096, stride, runs.ctypes.data, len(runs), calls)
+    set_errand(errand, 4096, stride, stride, runs.ctypes.data, len(runs), calls)
     out = np.zeros(2, np.int64)
     parts = []
     for index in indices:

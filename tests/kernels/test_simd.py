@@ -9,7 +9,7 @@ from kernels.emit import NARROW_ISAS, RUNNABLE_ISAS, counted_from, lanes
 from millpond.kernels.isa import ISAS
 from millpond.kernels.simd import V16F32, V16I16, V16I32, V32I16, Ir
 
-LARGEST_EXP_ERROR = 1.01  # units in the last place
+LARGEST_EXP_ERROR = 2.24  # units in the last place
 
 every_isa = pytest.mark.parametrize("isa", RUNNABLE_ISAS)
 
@@ -40,7 +40,7 @@ def to_bf16():
     return lambda x: compiled(np.asarray(x, np.float32)).view(np.uint16).ravel()
 
 
-def test_exp_is_within_about_one_unit_in_the_last_place(exp):
+def test_exp_is_within_about_two_units_in_the_last_place(exp):
     x = np.linspace(-87, 88, 1 << 20, dtype=np.float32)
     exact = np.exp(x.astype(np.float64))
     unit = np.spacing(np.maximum(exact, np.finfo(np.float32).tiny).astype(np.float32)).astype(np.float64)

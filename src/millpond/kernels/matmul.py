@@ -378,15 +378,15 @@ def group_bytes(kind):
 
 
 # An errand, int64: memory that a thread fetches behind the arithmetic of a few linear layers, because it will read it
-# next. Runs `stride` bytes apart from `base`: the address of their numbers (int64), and how many; each is fetched by
-# so many calls of a tile, so many cache lines a call.
+# next. Runs of `size` bytes, `stride` apart from `base`: the address of their numbers (int64), and how many; each is
+# fetched by so many calls of a tile, so many cache lines a call.
 ERRAND_SIZE = 6
 
 
 @njit(cache=True, nogil=True)
-def set_errand(errand, base, stride, runs, count, calls):
+def set_errand(errand, base, stride, size, runs, count, calls):
     """An errand to be done in about `calls` calls of a tile."""
-    lines, parts = stride // LINE, max(1, calls // max(1, count))
+    lines, parts = size // LINE, max(1, calls // max(1, count))
     errand[0], errand[1], errand[2], errand[3] = base, stride, runs, count
     errand[4], errand[5] = parts, (lines + parts - 1) // parts
 

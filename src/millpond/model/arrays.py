@@ -132,7 +132,7 @@ def new_kv_cache(config: ModelConfig, num_blocks: int, dtype: type[np.generic]) 
     """Zeroed keys and values for num_blocks blocks of 16 positions; dtype uint16 (bfloat16 bits), float32 or uint8."""
     heads, dim = config.num_kv_heads, config.head_dim
     sizes = [heads * num_bytes for num_bytes in _head_bytes(config, dtype)]
-    both = np.zeros((config.num_layers, num_blocks, sum(sizes)), np.uint8)
+    both = np.zeros((num_blocks, config.num_layers, sum(sizes)), np.uint8).swapaxes(0, 1)
     shapes: dict[type[np.generic], tuple[tuple[int, ...], ...]] = {
         np.float32: ((dim, BLOCK), (BLOCK, dim)),
         np.uint16: ((dim // 2, BLOCK, 2), (BLOCK // 2, dim, 2)),

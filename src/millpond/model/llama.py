@@ -75,7 +75,7 @@ def walk(thread, tiles, weights, cache, batch, scratch):
     zero = np.int64(0)  # a literal has a type of its own, and all that it goes into would be compiled once more for it
     errand, idle, at = scratch.errands[thread], scratch.errands[-1], zero
     embed_rows(thread, weights, batch, scratch)
-    fetch_cache(thread, cache.keys[0], layers[0], batch, sync, errand)
+    fetch_cache(thread, cache, layers, zero, batch, sync, errand)
     for i in range(len(layers)):
         layer, keys, values = layers[i], cache.keys[i], cache.values[i]
         is_last = i + 1 == len(layers)
@@ -88,8 +88,7 @@ def walk(thread, tiles, weights, cache, batch, scratch):
         gather_rows(thread, weights, layer[OUT], rows, is_last, batch.sampled, scratch)
         linear(tiles, sync, thread, layer[OUT], rows, inputs, sums, hidden, unpacked, idle, zero)
         norm_rows(thread, weights.norms[2 * i + 1], weights.epsilon, layer[GATE_UP], rows, hidden, scratch)
-        following = min(i + 1, len(layers) - 1)
-        fetch_cache(thread, cache.keys[following], layers[following], batch, sync, errand)
+        fetch_cache(thread, cache, layers, min(i + 1, len(layers) - 1), batch, sync, errand)
         at = gate_up_units(tiles, thread, weights.ffn_size, layer, rows, scratch, errand)
         at = linear(
             tiles, sync, thread, layer[DOWN], rows, scratch.ffn_inputs, scratch.ffn_sums, hidden, unpacked, errand, at
@@ -99,16 +98,17 @@ def walk(thread, tiles, weights, cache, batch, scratch):
 
 
 @inner
-def fetch_cache(thread, keys, layer, batch, sync, errand):
-    """The errand of fetching what this thread will attend to in a layer, during the three linear layers before."""
-    rows, groups = batch.tokens.size, batch.groups
+def fetch_cache(thread, cache, layers, i, batch, sync, errand):
+    """The errand of fetching what this thread will attend to in layer i, during the three linear layers before."""
+    layer, keys, rows, groups = layers[i], cache.keys[i], batch.tokens.size, batch.groups
     calls = calls_of(layer[GATE_UP], rows) + calls_of(layer[DOWN], rows) + calls_of(layer[QKV], rows)
     first, count = share_of(sync, thread, len(groups))
     start = stop = 0
     if count:
         start, stop = batch.starts[groups[first, 2]], batch.starts[groups[first + count - 1, 2] + 1]
     runs = address(batch.blocks) + 8 * start
-    set_errand(errand, address(keys), keys.strides[0], runs, stop - start, calls // (len(sync) // 2))
+    stride, size, calls = keys.strides[0], cache.keys.strides[0], calls // (len(sync) // 2)
+    set_errand(errand, address(keys), stride, size, runs, stop - start, calls)
 
 
 @inner
