@@ -84,6 +84,8 @@ def _integer_group(ir, kind, rows, vectors, g, acc, a, lda, w, first, sums, ldsu
     a_g = [ir.at(a, b.mul(lda, I64(r)), ir.times(g, GROUP)) for r in range(rows)]
     sums_g = [ir.at(sums, b.mul(ldsums, I64(r)), ir.times(g, 8)) for r in range(rows)]
     dots = [[ir.dot_start(ir.load_splat(I32, each, 4))] * vectors for each in sums_g]
+    if two_chains := rows == 1 and kind == U8:
+        dots.append([ir.const(V16I32, 0)] * vectors)  # every other product: one chain would be waited for
     columns = range(first, first + vectors)
     keeps, kept_g = kind == FIRST_U4, ir.at(unpacked, ir.times(g, U8_BYTES))
     for k, codes in enumerate(_group_codes(ir, kind, w_g, columns, first == 0 and kind != NEAR_U8)):
@@ -91,8 +93,10 @@ def _integer_group(ir, kind, rows, vectors, g, acc, a, lda, w, first, sums, ldsu
             ir.store(x, kept_g, (k * VECTORS + j) * 64)
         codes = [b.bitcast(x, V16I32) for x in codes]
         for r in range(rows):
-            activation = ir.load_splat(I32, a_g[r], 4 * k)
-            dots[r] = [ir.dot_u8s8(dot, x, activation) for dot, x in zip(dots[r], codes, strict=True)]
+            activation, chain = ir.load_splat(I32, a_g[r], 4 * k), k % 2 if two_chains else r
+            dots[chain] = [ir.dot_u8s8(dot, x, activation) for dot, x in zip(dots[chain], codes, strict=True)]
+    if two_chains:
+        dots = [[b.add(even, odd) for even, odd in zip(*dots, strict=True)]]
     halves = [
         ir.load(V16I16, w_g, (U4_SCALES_AT if kind in (U4, FIRST_U4) else U8_SCALES_AT) + 32 * j) for j in columns
     ]

@@ -15,8 +15,11 @@ from millpond.kernels.matmul import (
     COLUMN_COUNT,
     COLUMNS,
     DEPTH,
+    LINE,
+    ROWS,
     UNIT,
     calls_of,
+    fetch,
     input_stride,
     linear,
     linear_tile,
@@ -199,6 +202,7 @@ def gate_up_units(tiles, thread, ffn_size, layer, rows, scratch, errand):
             row = room[m - first]
             swiglu_row(address(row), address(row) + 4 * UNIT, address(row), channels // 16)
             place = address(scratch.ffn_inputs) + m * input_stride(down)
+            fetch(place + ROWS * input_stride(down) + unit * UNIT, UNIT // LINE)
             prepare(down, row[:channels], unit * UNIT, place, address(scratch.ffn_sums[m]))
     return index
 
