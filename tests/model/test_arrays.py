@@ -84,10 +84,10 @@ def test_a_block_takes_the_keys_and_values_of_16_positions_of_every_layer_and_he
 
 
 @every_storage
-def test_a_blocks_keys_and_values_of_all_heads_are_one_run_of_memory(figures, dtype):
+def test_a_blocks_keys_and_values_are_one_run_of_memory_layer_after_layer(figures, dtype):
     keys, values = new_kv_cache(figures, 5, dtype)
     layer_bytes = kv_block_bytes(figures, dtype) // 2
-    assert keys.strides[:2] == values.strides[:2] == (5 * layer_bytes, layer_bytes)
+    assert keys.strides[:2] == values.strides[:2] == (layer_bytes, 2 * layer_bytes)
     assert keys[0, 0].nbytes + values[0, 0].nbytes == layer_bytes
     assert values.ctypes.data - keys.ctypes.data == keys[0, 0].nbytes
     assert all(part[0, 0].flags.c_contiguous for part in (keys, values))

@@ -48,7 +48,9 @@ class KVCache(NamedTuple):
     """keys, values [layers, blocks, kv_heads, ...]: uint16 (bfloat16 bits), float32, or uint8, 8-bit numbers with their
     scales as attention.py and attention_int8.py draw them.
 
-    Views of one array: a block's keys and values of all heads are one run of memory.
+    Views of one array: a block's keys and values of all heads are one run of memory, and those of all layers a longer
+    one. A step reads blocks from all over the pool, layer after layer: it finds the next layer's in pages, or near
+    entries of the page tables, that it has just used.
     """
 
     keys: NDArray[np.generic]
@@ -196,7 +198,7 @@ def new_scratch(
 
 def touch(cache: KVCache, scratch: Scratch, blocks: int) -> None:
     """Write zeros over the cache's first blocks and the scratch, so that the system has found memory for them: a huge
-    page takes it up to milliseconds, and each layer's part of the cache begins in one of its own."""
+    page takes it up to milliseconds."""
     for array in cache:
         array[:, :blocks] = 0
     for array in scratch:
