@@ -364,8 +364,8 @@ def test_a_certificate_that_cannot_serve_is_refused_before_anything_listens(pair
     [
         ("127.0.0.1", (), ""),
         ("::1", (), ""),
-        ("127.0.0.1", ("a", "b"), "one of 2 API keys"),
-        ("0.0.0.0", ("a",), "one of 1 API keys"),
+        ("127.0.0.1", ("a", "b"), "need an API key, of which there are 2"),
+        ("0.0.0.0", ("a",), "need an API key, of which there are 1"),
         ("0.0.0.0", (), "no API key is set"),
         ("::", (), "no API key is set"),
         ("fe80::1%eth0", (), "no API key is set"),

@@ -169,7 +169,7 @@ def _reserve(engine: Engine) -> str:
 def access_lines(host: str, config: ServerConfig) -> list[str]:
     """Who may ask, where that is not only this machine."""
     if config.api_keys:
-        return [f"requests need one of {len(config.api_keys)} API keys"]
+        return [f"requests need an API key, of which there are {len(config.api_keys)}"]
     if ipaddress.ip_address(host.partition("%")[0]).is_loopback:
         return []
     return ["no API key is set: whoever reaches this address may use it (see --api-key-file)"]

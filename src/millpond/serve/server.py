@@ -26,7 +26,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Server(uvicorn.Server):
     """Serves until a stop signal or the engine's death, which is in `fault` then.
 
-    A first stop signal drains, a second ends at once. serve() returns either way, with no signal raised again.
+    A first stop signal drains, a second ends at once. serve() returns either way, with no signal raised again. To be
+    made in the event loop that it serves in.
     """
 
     def __init__(
@@ -43,10 +44,10 @@ class Server(uvicorn.Server):
         self._drain = drain
         self._drain_timeout = drain_timeout
         self._ready = ready
+        self._loop = asyncio.get_running_loop()
         self._forced = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         self._ready(self)
 
