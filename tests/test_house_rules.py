@@ -21,7 +21,10 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 ALL_PYTHON = [*SOURCES, *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "scripts").rglob("*.py"))]
 for folder in ("compare", "peers", "peers/engines", "peers/workers"):
     ALL_PYTHON += sorted((ROOT / "bench" / folder).glob("*.py"))
-DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "ARCHITECTURE.md", ROOT / "docs" / "PERFORMANCE.md"]
+DOCUMENTS = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("ARCHITECTURE", "PERFORMANCE", "DEPLOYMENT", "SECURITY")),
+]
 
 CONTROL = {"core", "text", "engine", "serve", "lab"}
 DATA = {"load", "model", "kernels", "runner"}

@@ -9,9 +9,11 @@ import json
 import queue
 import threading
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import fields
 
 import httpx
 
+from millpond.config import ServerConfig
 from millpond.engine.async_engine import AsyncEngine
 from millpond.serve.app import create_app
 from millpond.serve.run import Running, serve
@@ -20,8 +22,18 @@ from tiny_engine import BOUND_SECONDS, run
 NOW = 1_700_000_000
 
 
+def with_server_config(settings):
+    """The settings of ServerConfig among these, made into one."""
+    names = {each.name for each in fields(ServerConfig)}
+    own = {name: value for name, value in settings.items() if name in names}
+    return {"config": ServerConfig(**own), **{name: settings[name] for name in settings.keys() - own.keys()}}
+
+
 def app_over(engine, async_engine, **settings):
-    """Answers are numbered: chatcmpl-0, or cmpl-0-0 for the first prompt of a completion, and so on."""
+    """Answers are numbered: chatcmpl-0, or cmpl-0-0 for the first prompt of a completion, and so on.
+
+    settings are those of ServerConfig or of create_app.
+    """
     numbers = itertools.count()
     return create_app(
         async_engine,
@@ -31,7 +43,7 @@ def app_over(engine, async_engine, **settings):
             "chat_template": engine.chat_template,
             "now": lambda: NOW,
             "new_id": lambda: str(next(numbers)),
-            **settings,
+            **with_server_config(settings),
         },
     )
 
@@ -123,7 +135,7 @@ def listening(engine, **settings) -> Iterator[Running]:
     thread = threading.Thread(
         target=serve,
         args=(engine, "127.0.0.1", 0),
-        kwargs={"on_ready": ready.put, "notify": lines.append, **settings},
+        kwargs={"on_ready": ready.put, "notify": lines.append, **with_server_config(settings)},
     )
     thread.start()
     running = ready.get(timeout=BOUND_SECONDS)

@@ -1,8 +1,11 @@
-"""EngineConfig: every setting of the engine, validated once; the only place that holds defaults."""
+"""EngineConfig and ServerConfig: every setting, validated once; the only place that holds defaults."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import SupportsFloat
 
 from millpond.errors import ConfigError
@@ -10,6 +13,7 @@ from millpond.errors import ConfigError
 DTYPES = ("auto", "float32")
 KV_DTYPES = ("auto", "int8")
 SPECULATIVE = ("off", "ngram")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 MOST_BATCHED_TOKENS = 1 << 20  # a step has scratch for so many rows
 
 
@@ -79,6 +83,47 @@ class EngineConfig:
         if self.kv_dtype == "int8":
             return "int8"
         return "float32" if self.dtype == "float32" else "bfloat16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Settings of the HTTP server around an engine.
+
+    Without api_keys every route is open. cors_origins are those of pages that may ask from a browser, "*" for all.
+    tls_key None means that the key is in tls_cert. max_body_bytes bounds a request's body. drain_timeout is how many
+    seconds running answers have to end by themselves after a stop signal. log_prompts puts the bodies of requests
+    into the log. otlp_endpoint is the URL of a collector of traces.
+    """
+
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    cors_origins: tuple[str, ...] = ()
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    max_body_bytes: int = 32 * 2**20
+    drain_timeout: float = 30.0
+    log_level: str = "info"
+    log_prompts: bool = False
+    otlp_endpoint: str | None = None
+
+    def __post_init__(self) -> None:
+        for number, key in enumerate(self.api_keys, 1):
+            # The key itself stays out of the message: it would end up in a log.
+            if not re.fullmatch(r"[!-~]+", key):
+                raise ConfigError(
+                    f"API key {number} of {len(self.api_keys)} is empty, or not of visible ASCII characters"
+                )
+        for origin in self.cors_origins:
+            if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+", origin):
+                raise ConfigError(f"a CORS origin is '*' or scheme://host[:port], got {origin!r}")
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ConfigError("a TLS key is of no use without its certificate; give tls_cert too")
+        _check_int("max_body_bytes", self.max_body_bytes, 1)
+        if not isinstance(self.drain_timeout, int | float) or not 0 <= self.drain_timeout < math.inf:
+            raise ConfigError(f"drain_timeout must be at least 0 seconds, got {self.drain_timeout!r}")
+        if self.log_level not in LOG_LEVELS:
+            raise ConfigError(f"log_level must be one of {', '.join(LOG_LEVELS)}, got {self.log_level!r}")
+        if self.otlp_endpoint is not None and not re.fullmatch(r"https?://[^/\s]+\S*", self.otlp_endpoint):
+            raise ConfigError(f"otlp_endpoint must be an http or https URL, got {self.otlp_endpoint!r}")
 
 
 def _check_int(name: str, value: object, low: int | None) -> None:

@@ -147,6 +147,8 @@ def test_version_prints_the_versions_of_what_computes(capsys):
     out = capsys.readouterr().out
     assert out.startswith("millpond 0.")
     assert "numba 0." in out
+    assert run(["--version"], {}) == 0
+    assert capsys.readouterr().out == out
 
 
 def test_the_command_exits_with_the_code_that_run_gives():

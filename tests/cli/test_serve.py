@@ -1,21 +1,35 @@
 from __future__ import annotations
 
 import socket
+import sys
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 import millpond.serve.run
 from millpond.cli.app import run
-from millpond.config import EngineConfig
+from millpond.config import EngineConfig, ServerConfig
+from tls_pair import certificate_in
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """The files of a certificate and its key."""
+    return certificate_in(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture
 def served(engine, monkeypatch):
-    """What the command asked the server to do: (host, port, model_names, log_level) of each call."""
+    """What the command asked the server to do: (host, port, model_names, config) of each call."""
     calls = []
 
-    def serve(engine, host, port, *, model_names, notify, log_level):
-        calls.append((host, port, model_names, log_level))
+    def serve(engine, host, port, config, *, model_names, notify):
+        calls.append((host, port, model_names, config))
 
     monkeypatch.setattr(millpond.serve.run, "serve", serve)
     return calls
@@ -24,7 +38,7 @@ def served(engine, monkeypatch):
 def test_it_serves_the_demo_model_on_loopback_by_default(engine, served):
     assert run(["serve"], {}) == 0
     assert engine.opened == [("smollm2", EngineConfig())]
-    assert served == [("127.0.0.1", 8000, ("smollm2",), "info")]
+    assert served == [("127.0.0.1", 8000, ("smollm2",), ServerConfig())]
 
 
 def test_every_engine_flag_reaches_the_engine(engine, served):
@@ -53,14 +67,111 @@ def test_every_engine_flag_reaches_the_engine(engine, served):
     assert engine.opened == [("m.gguf", config)]
 
 
-def test_every_server_flag_reaches_the_server(engine, served):
-    run(["serve", "--host", "::1", "--port", "0", "--served-model-name", "demo", "--log-level", "debug"], {})
-    assert served == [("::1", 0, ("demo",), "debug")]
+def test_every_server_flag_reaches_the_server(engine, served, pair):
+    cert, key = pair
+    flags = (
+        "--host ::1 --port 0 --served-model-name demo --log-level debug --drain-timeout 2.5 --max-body-bytes 1M "
+        "--api-key one --api-key two --cors-origin https://a.test --cors-origin https://b.test --log-prompts "
+        f"--log-format json --tls-cert {cert} --tls-key {key} --otlp-endpoint http://127.0.0.1:4318/v1/traces"
+    )
+    assert run(["serve", *flags.split()], {}) == 0
+    config = ServerConfig(
+        log_level="debug",
+        drain_timeout=2.5,
+        max_body_bytes=2**20,
+        api_keys=("one", "two"),
+        cors_origins=("https://a.test", "https://b.test"),
+        log_prompts=True,
+        tls_cert=cert,
+        tls_key=key,
+        otlp_endpoint="http://127.0.0.1:4318/v1/traces",
+    )
+    assert served == [("::1", 0, ("demo",), config)]
+
+
+def test_the_log_format_reaches_the_log(engine, served, monkeypatch):
+    formats = []
+    monkeypatch.setattr("millpond.serve.logs.configure_logging", lambda *settings: formats.append(settings))
+    run(["serve", "--log-format", "json", "--log-level", "warning"], {})
+    run(["serve"], {})
+    assert formats == [("warning", "json"), ("info", "text")]
+
+
+def test_keys_come_from_the_flags_the_environment_and_a_file_each_once(engine, served, tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("# of the team\nfile-1\n\n  file-2  \none\n")
+    flags = ["--api-key", "one", "--api-key", "two", "--api-key-file", str(path)]
+    assert run(["serve", *flags], {"MILLPOND_API_KEYS": "env-1, env-2"}) == 0
+    assert served[0][3].api_keys == ("one", "two", "env-1", "env-2", "file-1", "file-2")
+    assert run(["serve"], {"MILLPOND_API_KEYS": ""}) == 0
+    assert served[1][3].api_keys == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        (["--api-key", ""], {}, "API key 1 of 1 is empty"),
+        (["--api-key", "good", "--api-key", "sécret"], {}, "API key 2 of 2 is empty, or not of visible ASCII"),
+        ([], {"MILLPOND_API_KEYS": "good,,"}, "API key 2 of 2 is empty"),
+        (["--api-key-file", "EMPTY"], {}, "there is no API key in "),
+        (["--api-key-file", "/no/such/file"], {}, "cannot read the API keys in /no/such/file: No such file"),
+        (["--cors-origin", "a.test"], {}, "a CORS origin is '*' or scheme://host[:port], got 'a.test'"),
+        (["--tls-key", "key.pem"], {}, "a TLS key is of no use without its certificate"),
+        (["--tls-cert", "/no/such/cert.pem"], {}, "cannot read /no/such/cert.pem: No such file"),
+        (["--drain-timeout", "-1"], {}, "drain_timeout must be at least 0 seconds, got -1.0"),
+        (["--drain-timeout", "nan"], {}, "drain_timeout must be at least 0 seconds, got nan"),
+        (["--max-body-bytes", "0"], {}, "max_body_bytes must be an integer of at least 1, got 0"),
+        (["--otlp-endpoint", "localhost:4318"], {}, "otlp_endpoint must be an http or https URL"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_one_line_before_the_model_is_loaded(
+    engine, served, capsys, tmp_path, arguments, environment, message
+):
+    (tmp_path / "empty").write_text("# nothing\n")
+    arguments = [str(tmp_path / "empty") if each == "EMPTY" else each for each in arguments]
+    assert run(["serve", "--port", "0", *arguments], environment) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert "sécret" not in error
+    assert engine.opened == served == []
+
+
+def test_an_unknown_log_format_is_wrong_usage(engine, served, capsys):
+    assert run(["serve", "--log-format", "xml"], {}) == 2
+    assert "'xml' is not one of text, json" in capsys.readouterr().err
+
+
+def test_a_key_of_another_certificate_is_one_line_before_the_model_is_loaded(engine, served, capsys, pair, tmp_path):
+    cert, _ = pair
+    other = certificate_in(tmp_path)[1]
+    assert run(["serve", "--port", "0", "--tls-cert", str(cert), "--tls-key", str(other)], {}) == 1
+    assert "are no certificate and key of one pair" in capsys.readouterr().err
+    assert engine.opened == []
+
+
+def test_a_locked_key_is_refused_and_asks_nobody_for_a_password(engine, served, capsys, pair, tmp_path):
+    cert, key = pair
+    locked = tmp_path / "locked.pem"
+    locked.write_bytes(
+        load_pem_private_key(key.read_bytes(), None).private_bytes(
+            Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"password")
+        )
+    )
+    assert run(["serve", "--port", "0", "--tls-cert", str(cert), "--tls-key", str(locked)], {}) == 1
+    assert "is locked with a password" in capsys.readouterr().err
+
+
+def test_traces_without_opentelemetry_are_one_line_that_says_what_to_install(engine, served, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    assert run(["serve", "--port", "0", "--otlp-endpoint", "http://127.0.0.1:4318"], {}) == 1
+    assert "pip install 'millpond[otel]'" in capsys.readouterr().err
+    assert engine.opened == []
 
 
 def test_the_log_level_comes_from_the_environment_where_no_flag_is_given(engine, served):
     run(["serve"], {"MILLPOND_LOG_LEVEL": "error"})
-    assert served[0][3] == "error"
+    assert served[0][3].log_level == "error"
 
 
 def test_an_unknown_log_level_is_wrong_usage(engine, served, capsys):

@@ -43,6 +43,18 @@ def test_a_caller_is_woken_at_its_own_last_token_while_others_go_on():
     assert steps_of(runner.inner, "short") == 2
 
 
+def test_a_request_has_arrived_when_it_was_made_and_not_when_a_step_saw_it():
+    ended = []
+
+    async def test(async_engine):
+        async_engine.metrics.on_end = ended.append
+        request = EngineRequest("a", ids("hi"), sampling(2), arrived=5.0)
+        assert len([output async for output in async_engine.generate_all([request])]) == 2
+
+    with_started(test, make_engine())
+    assert [times.arrived for times in ended] == [5.0]
+
+
 def test_the_loop_is_woken_once_for_each_step():
     async def test(async_engine):
         loop = asyncio.get_running_loop()

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from millpond import __version__
 from tiny_engine import make_engine, run
 from tiny_server import NOW, ask, started
@@ -34,6 +38,17 @@ def test_a_model_can_be_looked_up_by_name_even_with_a_slash():
     assert ask(make_engine(), "/v1/models/tiny").json()["id"] == "tiny"
     assert ask(make_engine(), "/v1/models/org/name", model_names=("org/name",)).json()["id"] == "org/name"
     assert ask(make_engine(), "/v1/models/other").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "%2e%2e%2f%2e%2e%2fetc/passwd", "/etc/passwd", "a%00b", "x" * 10_000]
+)
+def test_a_name_that_looks_like_a_path_is_a_model_that_is_not_there(name):
+    response = ask(make_engine(), f"/v1/models/{name}")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] in ("model_not_found", "not_found")
+    assert len(response.content) < 1000
+    assert str(Path.home()) not in response.text
 
 
 def test_health_counts_the_steps():

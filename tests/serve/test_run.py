@@ -1,19 +1,15 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
 from millpond.serve.run import serve, startup_lines
-from tiny_engine import BOUND_SECONDS, IM_END, GatedRunner, ids, make_engine
+from tiny_engine import IM_END, ids, make_engine
 from tiny_server import listening
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -133,84 +129,6 @@ def test_a_socket_closed_after_one_chunk_frees_the_engine():
         # The only slot is taken until the first request is gone.
         assert client.post("/v1/completions", json={**body, "max_tokens": 1}).status_code == 200
     assert len(engine.runner.outputs) < 9000
-
-
-STREAM = {"prompt": "hi", "max_tokens": 20, "ignore_eos": True, "stream": True}
-
-
-def test_stopping_lets_running_answers_end_and_takes_no_new_ones():
-    engine = make_engine(wrap=GatedRunner)
-    with listening(engine) as server, httpx.Client(base_url=server.url, timeout=BOUND_SECONDS) as client:
-        engine.runner.let_through(1)
-        with client.stream("POST", "/v1/completions", json=STREAM) as response:
-            lines = response.iter_lines()
-            next(lines)
-            server.stop()
-            wait_until_refused(server.url)
-            engine.runner.open_for_good()
-            rest = [line for line in lines if line]
-    assert rest[-1] == "data: [DONE]"
-    assert len(rest) == 20
-
-
-def test_a_drain_that_takes_too_long_ends_with_an_error_event():
-    engine = make_engine(wrap=GatedRunner)
-    with (
-        listening(engine, drain_seconds=0.1) as server,
-        httpx.Client(base_url=server.url, timeout=BOUND_SECONDS) as client,
-    ):
-        engine.runner.let_through(1)
-        with client.stream("POST", "/v1/completions", json=STREAM) as response:
-            lines = response.iter_lines()
-            next(lines)
-            server.stop()
-            rest = [line for line in lines if line]
-        engine.runner.open_for_good()
-    assert len(rest) == 1
-    assert "shutting down" in rest[0]
-    assert engine.scheduler.requests == {}
-
-
-def wait_until_refused(url):
-    host, port = url.removeprefix("http://").split(":")
-    while True:
-        try:
-            socket.create_connection((host, int(port)), timeout=BOUND_SECONDS).close()
-        except ConnectionError:  # refused, or reset while the listener closes
-            return
-
-
-def serve_in_a_process():
-    """A server in a process of its own whose engine answers without end; the process and its URL."""
-    code = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from millpond.serve.run import serve
-from tiny_engine import make_engine
-engine = make_engine(num_blocks=30_000, max_model_len=100_000, audit=False)
-serve(engine, port=0, drain_seconds=0.2, notify=lambda line: None, on_ready=lambda it: print(it.url, flush=True))
-print("returned", flush=True)
-"""
-    tests = str(Path(__file__).parents[1])
-    process = subprocess.Popen([sys.executable, "-c", code, tests], stdout=subprocess.PIPE, text=True)
-    return process, process.stdout.readline().strip()
-
-
-@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]])
-def test_a_stop_signal_ends_the_process_with_0_and_every_stream_with_an_error(signals):
-    process, url = serve_in_a_process()
-    with process, httpx.Client(base_url=url, timeout=BOUND_SECONDS) as client:
-        with client.stream("POST", "/v1/completions", json={**STREAM, "max_tokens": 90_000}) as response:
-            lines = response.iter_lines()
-            next(lines)
-            for each in signals:
-                process.send_signal(each)
-            rest = [line for line in lines if line]
-        assert process.wait(BOUND_SECONDS) == 0
-        assert process.stdout.read() == "returned\n"
-    if len(signals) == 1:
-        assert "shutting down" in rest[-1]
-    wait_until_refused(url)
 
 
 def test_a_port_in_use_is_an_error_of_the_caller():

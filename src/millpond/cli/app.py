@@ -27,6 +27,12 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
 @app.callback(
     invoke_without_command=True,
     epilog=examples("millpond serve smollm2", 'millpond generate "The capital of France is"', "millpond doctor"),
@@ -34,6 +40,9 @@ app = typer.Typer(
 def top(
     context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="As `millpond version`.")
+    ] = False,
 ) -> None:
     """An LLM inference engine and OpenAI-compatible server for the CPU you have."""
     context.ensure_object(Settings).debug = debug

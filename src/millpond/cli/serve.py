@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,8 +31,23 @@ from millpond.cli.options import (
     examples,
     parse_port,
 )
-from millpond.cli.settings import LOG_LEVELS, Settings
-from millpond.config import EngineConfig
+from millpond.cli.server_options import (
+    SERVER_DEFAULTS,
+    ApiKey,
+    ApiKeyFile,
+    CorsOrigin,
+    DrainTimeout,
+    LogFormat,
+    LogLevel,
+    LogPrompts,
+    MaxBodyBytes,
+    OtlpEndpoint,
+    TlsCert,
+    TlsKey,
+    api_keys,
+)
+from millpond.cli.settings import Settings
+from millpond.config import LOG_LEVELS, EngineConfig, ServerConfig
 from millpond.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,14 +65,12 @@ EXAMPLES = examples(
     "millpond serve smollm2 --watermark-blocks 8 --audit",
     "millpond serve smollm2 --speculative ngram",
     "millpond serve smollm2 --kv-dtype int8",
+    "millpond serve smollm2 --host 0.0.0.0 --api-key-file keys.txt --tls-cert cert.pem --tls-key key.pem",
+    "millpond serve smollm2 --log-format json --drain-timeout 60",
 )
 
 Port = Annotated[
     int, typer.Option("--port", parser=parse_port, metavar="PORT", help="Port to listen on; 0 takes a free one.")
-]
-LogLevel = Annotated[
-    str | None,
-    typer.Option("--log-level", metavar="|".join(LOG_LEVELS), help="[default: MILLPOND_LOG_LEVEL, or info]"),
 ]
 
 
@@ -88,33 +101,46 @@ def serve(
         str | None, typer.Option("--served-model-name", help="Name that clients use [default: MODEL as given]")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Key of the seeds of requests that bring none.")] = DEFAULTS.seed,
+    api_key: ApiKey = None,
+    api_key_file: ApiKeyFile = None,
+    cors_origin: CorsOrigin = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    max_body_bytes: MaxBodyBytes = SERVER_DEFAULTS.max_body_bytes,
+    drain_timeout: DrainTimeout = SERVER_DEFAULTS.drain_timeout,
     log_level: LogLevel = None,
+    log_format: LogFormat = "text",
+    log_prompts: LogPrompts = False,
+    otlp_endpoint: OtlpEndpoint = None,
 ) -> None:
-    config = EngineConfig(
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        block_size=block_size,
-        watermark=watermark,
-        watermark_blocks=watermark_blocks,
-        kv_memory=kv_memory,
-        threads=threads,
-        isa=isa,
-        speculative=speculative,
-        speculative_tokens=speculative_tokens,
-        audit=audit,
-        seed=seed,
-    )
-    settings = context.ensure_object(Settings)
-    level = log_level_of(log_level, settings)
+    settings, given = context.ensure_object(Settings), dict(context.params)
+    config = EngineConfig(**_of(EngineConfig, given))
+    given["api_keys"] = api_keys(api_key or (), api_key_file, settings.api_keys)
+    given["cors_origins"] = tuple(cors_origin or ())
+    given["log_level"] = log_level_of(log_level, settings)
+    server_config = ServerConfig(**_of(ServerConfig, given))
+    check_server(host, port, server_config)
+    engine = loading.open_engine(model, config, settings)
+    listen(engine, host, port, served_model_name or model, server_config, log_format)
+
+
+def _of(config: type, given: dict[str, Any]) -> dict[str, Any]:
+    """The options that are fields of a config."""
+    return {field.name: given[field.name] for field in fields(config) if field.name in given}
+
+
+def check_server(host: str, port: int, config: ServerConfig) -> None:
+    """Raise ConfigError for what the server could not start with: now, rather than after a model has been loaded."""
     from millpond.serve.run import check_address
+    from millpond.serve.tls import check_certificate
+    from millpond.serve.tracing import check_tracing
 
     with explaining(host, port):
         check_address(host, port)
-    engine = loading.open_engine(model, config, settings)
-    listen(engine, host, port, served_model_name or model, level)
+    if config.tls_cert is not None:
+        check_certificate(config.tls_cert, config.tls_key)
+    if config.otlp_endpoint is not None:
+        check_tracing()
 
 
 def log_level_of(given: str | None, settings: Settings) -> str:
@@ -124,13 +150,14 @@ def log_level_of(given: str | None, settings: Settings) -> str:
     return given or settings.log_level
 
 
-def listen(engine: Engine, host: str, port: int, name: str, log_level: str) -> None:
+def listen(engine: Engine, host: str, port: int, name: str, config: ServerConfig, log_format: str) -> None:
     """Serve until a signal stops it. Raises ConfigError, with the way out, for an address that cannot be had."""
+    from millpond.serve.logs import configure_logging
     from millpond.serve.run import serve as serve_http
 
-    logging.basicConfig(level=log_level.upper(), format="%(levelname)s: %(message)s")
+    configure_logging(config.log_level, log_format)
     with explaining(host, port):
-        serve_http(engine, host, port, model_names=(name,), notify=loading.notify, log_level=log_level)
+        serve_http(engine, host, port, config, model_names=(name,), notify=loading.notify)
 
 
 @contextmanager

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from millpond.config import LOG_LEVELS
 from millpond.errors import ConfigError
-
-LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(slots=True)
 class Settings:
     """Settings of one call of the command. debug is set by the global option --debug while arguments are read.
 
-    cache_folder None means the user's own cache folder.
+    cache_folder None means the user's own cache folder. api_keys None means that the environment has no say.
     """
 
     cache_folder: Path | None = None
     log_level: str = "info"
     debug: bool = False
+    api_keys: tuple[str, ...] | None = field(default=None, repr=False)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
-        """Read MILLPOND_CACHE (a folder) and MILLPOND_LOG_LEVEL; an empty value is no value."""
+        """Read MILLPOND_CACHE (a folder), MILLPOND_LOG_LEVEL and MILLPOND_API_KEYS; an empty value is no value."""
         folder = environment.get("MILLPOND_CACHE", "")
         level = environment.get("MILLPOND_LOG_LEVEL", "") or "info"
         if level.lower() not in LOG_LEVELS:
             raise ConfigError(f"MILLPOND_LOG_LEVEL must be one of {', '.join(LOG_LEVELS)}, got {level!r}")
-        return cls(_folder(folder) if folder else None, level.lower())
+        keys = environment.get("MILLPOND_API_KEYS", "")
+        return cls(
+            _folder(folder) if folder else None,
+            level.lower(),
+            api_keys=tuple(key.strip() for key in keys.split(",")) if keys else None,
+        )
 
 
 def _folder(text: str) -> Path:

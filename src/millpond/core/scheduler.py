@@ -29,7 +29,8 @@ class SchedulerCounters:
 
     thrashed_admissions counts preemptions of a request that generated fewer than block_size tokens since it
     was admitted. recomputed_tokens counts the positions that resumed requests prefill again. forward_tokens counts
-    drafted_tokens too; accepted_tokens are the drafts that turned out to be right.
+    drafted_tokens too; accepted_tokens are the drafts that turned out to be right. watermark_delays counts the steps in
+    which the head of waiting would have been admitted but for the reserve.
     """
 
     iterations: int = 0
@@ -40,6 +41,7 @@ class SchedulerCounters:
     recomputed_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    watermark_delays: int = 0
 
     @property
     def recompute_share(self) -> float:
@@ -315,6 +317,7 @@ class Scheduler:
             request = next(iter(self.waiting.values()))
             need = self._blocks_needed(request)
             if need > self.pool.num_free - self._reserve(need):
+                self.counters.watermark_delays += need <= self.pool.num_free
                 break
             self._start(request, need)
             admitted.append(request.request_id)

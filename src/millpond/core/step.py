@@ -103,6 +103,7 @@ class StepStats(NamedTuple):
     num_tokens counts the positions forwarded, num_drafted of them guesses; num_sampled the tokens that came out of
     them, num_accepted of them thanks to a guess. execute_seconds is the whole of the runner, times its parts where it
     knows them; update_seconds ends when the scheduler has its tokens, text_seconds is what then became of them.
+    audited says that the rules were checked.
     """
 
     step: int
@@ -121,6 +122,7 @@ class StepStats(NamedTuple):
     times: RunnerTimes = NO_TIMES
     num_drafted: int = 0
     num_accepted: int = 0
+    audited: bool = False
 
 
 class Runner(Protocol):

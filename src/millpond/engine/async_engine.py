@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from millpond.core.request import SamplingParams
 from millpond.core.step import StepStats
 from millpond.engine.engine import Engine
 from millpond.engine.limits import RequestLimits
+from millpond.engine.metrics import EngineMetrics
 from millpond.engine.outputs import RequestOutput
 from millpond.errors import EngineDeadError, InvalidRequestError, MillpondError
 
@@ -26,9 +28,12 @@ JOIN_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
+    """What goes into the inbox. arrived is when it was made, by the engine's clock."""
+
     request_id: str
     prompt_token_ids: Sequence[int]
     sampling: SamplingParams
+    arrived: float = field(default_factory=time.monotonic, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,7 @@ class AsyncEngine:
         self._engine = engine
         self._observer = engine.observer
         engine.observer = self._observe
+        self.metrics = engine.metrics = engine.metrics or EngineMetrics(engine.scheduler)
         self._inbox: list[EngineRequest | Abort] = []
         self._wake = threading.Condition()
         self._stopping = False
@@ -172,7 +178,8 @@ class AsyncEngine:
                     self._post(items)
             self._engine.abort_all()
         except BaseException as error:
-            logger.exception("the engine's thread died")
+            request_ids = ", ".join(self._engine.unfinished_ids)
+            logger.exception("the engine's thread died; requests that end with it: %s", request_ids or "none")
             self._die(error)
 
     def _next_messages(self) -> list[EngineRequest | Abort] | None:
@@ -192,7 +199,9 @@ class AsyncEngine:
                 self._engine.abort(message)
                 continue
             try:
-                self._engine.add_request(message.request_id, message.prompt_token_ids, message.sampling)
+                self._engine.add_request(
+                    message.request_id, message.prompt_token_ids, message.sampling, message.arrived
+                )
             except MillpondError as error:
                 refused.append(Refusal(message.request_id, error))
         return refused

@@ -14,6 +14,7 @@ from millpond.core.scheduler import RequestUpdate, Scheduler
 from millpond.core.step import Clock, Runner, SchedulerOutput, StepResult, StepStats
 from millpond.engine.answer import Answer
 from millpond.engine.limits import RequestLimits
+from millpond.engine.metrics import EngineMetrics
 from millpond.engine.outputs import RequestOutput
 from millpond.errors import InvalidRequestError
 from millpond.text.chat import ChatTemplate
@@ -28,7 +29,8 @@ class Engine:
     """Turns one step after another over a scheduler and a runner.
 
     config is what the engine was built with, its open sizes filled in. vocab_size bounds the token ids that
-    may be sent and sampled. observer is called with the numbers of every step, in the thread that steps.
+    may be sent and sampled. observer is called with the numbers of every step, in the thread that steps; metrics, where
+    it is set, keeps what becomes of requests as well.
     Raises ModelFileError for a chat template that does not compile.
     """
 
@@ -52,6 +54,7 @@ class Engine:
         self.model_name = model_name
         self.limits = RequestLimits(vocab_size, scheduler.door)
         self.observer = observer
+        self.metrics: EngineMetrics | None = None
         self._clock = clock
         self._seeds = random.Random(config.seed)
         self._auditor = self._new_auditor()
@@ -62,10 +65,22 @@ class Engine:
         """Whether a step has anything to do: tokens to compute, or blocks to give back."""
         return self.scheduler.has_work
 
-    def add_request(self, request_id: str, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> None:
+    @property
+    def unfinished_ids(self) -> tuple[str, ...]:
+        """The requests that have still to be answered, oldest first."""
+        return tuple(self._answers)
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        arrived: float | None = None,
+    ) -> None:
         """Queue a request. Raises InvalidRequestError, naming the field, for whatever could not be served.
 
-        An id is in use until the step after its end, which gives its blocks back.
+        An id is in use until the step after its end, which gives its blocks back. arrived is when it came, by the
+        engine's clock, where that is not now.
         """
         if request_id in self._answers:
             raise InvalidRequestError(f"request id {request_id!r} is already in use", "request_id")
@@ -82,11 +97,17 @@ class Engine:
         answer = Answer(request, self.tokenizer)
         self.scheduler.add_request(request)
         self._answers[request_id] = answer
+        if self.metrics is not None:
+            self.metrics.add(request_id, self._clock() if arrived is None else arrived)
 
     def abort(self, request_id: str) -> None:
         """End a request in any state, with no further output. One that is unknown or has ended is left alone."""
-        if self._answers.pop(request_id, None) is not None:
-            self.scheduler.abort(request_id)
+        answer = self._answers.pop(request_id, None)
+        if answer is None:
+            return
+        self.scheduler.abort(request_id)
+        if self.metrics is not None:
+            self.metrics.abort(answer.request, self._clock())
 
     def abort_all(self) -> None:
         """End everything and give every block and slot back, without another forward.
@@ -116,9 +137,14 @@ class Engine:
         outputs = self._fail(plan) if result is None else [self._output(update) for update in updates]
         if self._auditor is not None:
             self._auditor.after_update(result or StepResult(()))
-        if self.observer is not None:
-            times = (scheduled - started, executed - scheduled, updated - executed, self._clock() - updated)
-            self.observer(self._stats(plan, result or StepResult(()), times))
+        if self.observer is not None or self.metrics is not None:
+            ended = self._clock()
+            times = (scheduled - started, executed - scheduled, updated - executed, ended - updated)
+            stats = self._stats(plan, result or StepResult(()), times)
+            if self.metrics is not None:
+                self.metrics.step(stats, plan.admitted, outputs, started, ended)
+            if self.observer is not None:
+                self.observer(stats)
         return outputs
 
     def _execute(self, plan: SchedulerOutput) -> StepResult | None:
@@ -128,7 +154,10 @@ class Engine:
         try:
             return self.runner.execute(plan)
         except Exception:
-            logger.exception("step %d failed; its %d requests end with an error", plan.step, len(plan.scheduled))
+            request_ids = ", ".join([each.request_id for each in plan.scheduled])
+            logger.exception(
+                "step %d failed; its %d requests end with an error: %s", plan.step, len(plan.scheduled), request_ids
+            )
             return None
 
     def _fail(self, plan: SchedulerOutput) -> list[RequestOutput]:
@@ -200,4 +229,5 @@ class Engine:
             times=result.times,
             num_drafted=sum(drafts),
             num_accepted=num_sampled - len(result.sampled),
+            audited=self._auditor is not None,
         )

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from starlette.middleware.cors import CORSMiddleware
 
+from millpond.config import ServerConfig
 from millpond.engine.async_engine import AsyncEngine
-from millpond.serve.body_limit import MAX_BODY_BYTES, BodyLimit
+from millpond.serve.auth import ApiKeys
+from millpond.serve.body_limit import BodyLimit
 from millpond.serve.chat import chat_router
 from millpond.serve.completions import completions_router
 from millpond.serve.context import ServeContext
 from millpond.serve.disconnect import ClientGone
-from millpond.serve.errors import CLIENT_CLOSED_REQUEST, install_error_handlers
+from millpond.serve.drain import Drain, DrainGate
+from millpond.serve.errors import install_error_handlers
 from millpond.serve.intake import Intake
 from millpond.serve.meta import meta_router
+from millpond.serve.metrics import EngineCollector, metrics_router
+from millpond.serve.request_log import CLIENT_CLOSED_REQUEST, REQUEST_ID, RequestLog
 from millpond.text.chat import ChatTemplate
 from millpond.text.tokenizer import Tokenizer
 from millpond.version import __version__
@@ -29,29 +36,60 @@ def create_app(
     model_names: Sequence[str],
     tokenizer: Tokenizer,
     chat_template: ChatTemplate,
-    max_body_bytes: int = MAX_BODY_BYTES,
+    config: ServerConfig = ServerConfig(),  # noqa: B008 (it cannot be changed)
+    drain: Drain | None = None,
     now: Callable[[], float] = time.time,
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
 ) -> FastAPI:
     """The API over one model. async_engine must be started in the loop that serves the application.
 
-    model_names are the names that a request may use; the first is the one that is shown.
+    model_names are the names that a request may use; the first is the one that is shown. drain is begun by whoever
+    stops the server.
     """
+    drain = drain or Drain()
+
+    def answer_id() -> str:
+        request_id = REQUEST_ID.get()
+        return new_id() if request_id is None else request_id.answer_id(new_id)
+
     context = ServeContext(
         engine=async_engine,
         model_names=tuple(model_names),
         intake=Intake.of(tokenizer, chat_template, async_engine.limits),
         now=now,
-        new_id=new_id,
+        new_id=answer_id,
         started=int(now()),
+        drain=drain,
     )
     app = FastAPI(title="millpond", version=__version__)
     install_error_handlers(app)
     app.add_exception_handler(ClientGone, _on_client_gone)
-    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
-    for router in (meta_router(context), completions_router(context), chat_router(context)):
+    responses: Counter[tuple[str, int]] = Counter()
+    _add_middleware(app, config, drain, new_id, responses)
+    collector = EngineCollector(async_engine.metrics, context.model_names[0], responses)
+    routers = (meta_router(context), metrics_router(collector), completions_router(context), chat_router(context))
+    for router in routers:
         app.include_router(router)
     return app
+
+
+def _add_middleware(
+    app: FastAPI, config: ServerConfig, drain: Drain, new_id: Callable[[], str], responses: Counter[tuple[str, int]]
+) -> None:
+    """What every request passes before a route, innermost first."""
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    app.add_middleware(DrainGate, drain=drain)
+    if config.api_keys:
+        app.add_middleware(ApiKeys, keys=config.api_keys)
+    if config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id"],
+        )
+    app.add_middleware(RequestLog, new_id=new_id, responses=responses, log_prompts=config.log_prompts)
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-MAX_BODY_BYTES = 32 * 2**20
-
 
 class BodyLimit:
     """ASGI middleware: 413 for a body longer than max_bytes, announced or not."""

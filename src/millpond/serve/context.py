@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from millpond.engine.async_engine import AsyncEngine
 from millpond.errors import ModelNotFoundError
+from millpond.serve.drain import Drain
 from millpond.serve.intake import Intake
 
 
@@ -20,6 +21,7 @@ class ServeContext:
     now: Callable[[], float]
     new_id: Callable[[], str]
     started: int
+    drain: Drain
 
     def model_name(self, wanted: str | None) -> str:
         """The served name that a request asks for. Raises ModelNotFoundError."""

@@ -12,12 +12,12 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from millpond.errors import EngineDeadError, InvalidRequestError, MillpondError, ModelNotFoundError
+from millpond.serve.request_log import current_request_id, shown_path
 
 logger = logging.getLogger(__name__)
 
-# What nginx writes for a client that went away; nobody reads it but the access log.
-CLIENT_CLOSED_REQUEST = 499
 INTERNAL_MESSAGE = "internal error; the server's log has the details"
+REQUEST_ID_HEADER = "X-Request-Id"
 # A message may quote what was sent, and that may be a whole body.
 MAX_MESSAGE_CHARACTERS = 1000
 
@@ -42,7 +42,9 @@ def describe(error: BaseException) -> tuple[int, dict[str, Any]]:
         return 503, error_body(str(error), "server_error", code="engine_dead")
     if isinstance(error, MillpondError):
         return 500, error_body(str(error), "server_error")
-    return 500, error_body(INTERNAL_MESSAGE, "server_error")
+    request_id = current_request_id()
+    where = f" of request {request_id}" if request_id else ""
+    return 500, error_body(INTERNAL_MESSAGE + where, "server_error")
 
 
 def error_response(error: BaseException) -> JSONResponse:
@@ -102,8 +104,12 @@ def install_error_handlers(app: FastAPI) -> None:
         return JSONResponse(_http_body(request, error), error.status_code, headers=error.headers)
 
     async def on_unexpected_error(request: Request, error: Exception) -> JSONResponse:
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return error_response(error)
+        logger.error("%s %s failed", request.method, shown_path(request.url.path), exc_info=error)
+        response = error_response(error)
+        # This one is sent from outside of everything that puts the header on the others.
+        if request_id := current_request_id():
+            response.headers[REQUEST_ID_HEADER] = request_id
+        return response
 
     app.add_exception_handler(MillpondError, on_millpond_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)

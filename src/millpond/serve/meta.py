@@ -1,4 +1,4 @@
-"""What the server says about itself: /, /health, /version and /v1/models."""
+"""What the server says about itself: /, /health, /ready, /version and /v1/models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def meta_router(context: ServeContext) -> APIRouter:
             "millpond": __version__,
             "what": "an OpenAI-compatible language model server",
             "models": list(context.model_names),
-            "try": ["/v1/models", "/v1/completions", "/v1/chat/completions", "/health", "/version"],
+            "try": ["/v1/models", "/v1/completions", "/v1/chat/completions", "/metrics", "/health", "/version"],
             "docs": "/docs",
         }
 
@@ -33,6 +33,14 @@ def meta_router(context: ServeContext) -> APIRouter:
         if not context.engine.is_healthy:
             return JSONResponse({"status": "dead"}, 503)
         return JSONResponse({"status": "ok", **_last_step(context)})
+
+    @router.get("/ready", response_model=None)
+    async def ready() -> Response:
+        if context.drain.begun:
+            return JSONResponse({"status": "draining"}, 503)
+        if not context.engine.is_healthy:
+            return JSONResponse({"status": "not serving"}, 503)
+        return JSONResponse({"status": "ready"})
 
     @router.get("/version")
     async def version() -> dict[str, str]:

@@ -5,23 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import signal
+import ipaddress
 import socket
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import FrameType
 
 import uvicorn
 
+from millpond.config import ServerConfig
 from millpond.engine.async_engine import AsyncEngine
 from millpond.engine.engine import Engine
+from millpond.engine.metrics import RequestTimes
 from millpond.serve.app import create_app
-
-DRAIN_SECONDS = 30.0
-# After the engine has told the last callers that it is gone, their sockets need a moment to hear it.
-FAREWELL_SECONDS = 5.0
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from millpond.serve.drain import Drain
+from millpond.serve.server import Server
+from millpond.serve.tls import check_certificate
+from millpond.serve.tracing import RequestTracer, otlp_provider
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,30 +35,23 @@ def serve(
     engine: Engine,
     host: str = "127.0.0.1",
     port: int = 8000,
+    config: ServerConfig = ServerConfig(),  # noqa: B008 (it cannot be changed)
     *,
     model_names: Sequence[str] | None = None,
-    drain_seconds: float = DRAIN_SECONDS,
     notify: Callable[[str], None] = print,
     on_ready: Callable[[Running], None] | None = None,
-    log_level: str = "warning",
 ) -> None:
     """Serve an engine over HTTP; returns after a stop signal, when requests have drained or were ended.
 
     port 0 takes a free one. model_names default to the engine's. notify gets the start-up lines; on_ready is
-    called, in the server's thread, once it answers. Raises OSError when the address cannot be bound.
+    called, in the server's thread, once it answers. Raises OSError when the address cannot be bound, ConfigError for
+    a certificate that cannot serve, EngineDeadError when the engine has died.
     """
+    if config.tls_cert is not None:
+        check_certificate(config.tls_cert, config.tls_key)
     with contextlib.closing(_bind(host, port)) as listener:
-        asyncio.run(
-            _serve(
-                engine,
-                listener,
-                model_names=tuple(model_names or (engine.model_name,)),
-                drain_seconds=drain_seconds,
-                notify=notify,
-                on_ready=on_ready,
-                log_level=log_level,
-            )
-        )
+        names = tuple(model_names or (engine.model_name,))
+        asyncio.run(_serve(engine, listener, config, names, notify=notify, on_ready=on_ready))
 
 
 def check_address(host: str, port: int) -> None:
@@ -70,86 +62,66 @@ def check_address(host: str, port: int) -> None:
 async def _serve(
     engine: Engine,
     listener: socket.socket,
-    *,
+    config: ServerConfig,
     model_names: tuple[str, ...],
-    drain_seconds: float,
+    *,
     notify: Callable[[str], None],
     on_ready: Callable[[Running], None] | None,
-    log_level: str,
 ) -> None:
-    async_engine = AsyncEngine(engine)
+    async_engine, drain = AsyncEngine(engine), Drain()
     app = create_app(
-        async_engine, model_names=model_names, tokenizer=engine.tokenizer, chat_template=engine.chat_template
+        async_engine,
+        model_names=model_names,
+        tokenizer=engine.tokenizer,
+        chat_template=engine.chat_template,
+        config=config,
+        drain=drain,
     )
-    config = uvicorn.Config(
-        app,
-        log_level=log_level,
-        lifespan="off",
-        timeout_graceful_shutdown=int(drain_seconds + FAREWELL_SECONDS) + 1,
-    )
-    url = _url(listener)
+    url = _url(listener, "http" if config.tls_cert is None else "https")
 
     def ready(server: Server) -> None:
-        for line in startup_lines(engine, url, model_names):
+        for line in [*startup_lines(engine, url, model_names), *access_lines(listener.getsockname()[0], config)]:
             notify(line)
         if on_ready is not None:
             on_ready(Running(url, server.stop))
 
-    async_engine.start()
+    uvicorn_config = uvicorn.Config(
+        app,
+        log_config=None,  # it goes where everything else is logged
+        log_level=config.log_level,
+        access_log=False,
+        lifespan="off",
+        ssl_certfile=config.tls_cert,
+        ssl_keyfile=config.tls_key,
+    )
+    server = Server(uvicorn_config, async_engine, drain, config.drain_timeout, ready)
+    with _tracing(async_engine, config, model_names[0]):
+        async_engine.start()
+        try:
+            await server.serve([listener])
+        finally:
+            await server.stop_engine()
+    if server.fault is not None:
+        raise server.fault
+
+
+@contextlib.contextmanager
+def _tracing(async_engine: AsyncEngine, config: ServerConfig, model_name: str) -> Iterator[None]:
+    """Where traces are asked for: have each request that has ended recorded, in the event loop and not in a step."""
+    if config.otlp_endpoint is None:
+        yield
+        return
+    tracer, loop = RequestTracer(otlp_provider(config.otlp_endpoint), model_name), asyncio.get_running_loop()
+
+    def on_end(times: RequestTimes) -> None:
+        loop.call_soon_threadsafe(tracer.record, times)
+
+    async_engine.metrics.on_end = on_end
     try:
-        await Server(config, async_engine, drain_seconds, ready).serve([listener])
+        yield
     finally:
-        await async_engine.shutdown()
-
-
-class Server(uvicorn.Server):
-    """uvicorn with a bounded drain: running answers may end by themselves, then the rest get an error and end.
-
-    A first stop signal drains, a second ends at once. serve() returns either way, with no signal raised again.
-    """
-
-    def __init__(
-        self, config: uvicorn.Config, async_engine: AsyncEngine, drain_seconds: float, ready: Callable[[Server], None]
-    ) -> None:
-        super().__init__(config)
-        self._async_engine = async_engine
-        self._drain_seconds = drain_seconds
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._ready(self)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        end_of_drain = asyncio.create_task(self._end_of_drain())
-        try:
-            await super().shutdown(sockets)
-        finally:
-            end_of_drain.cancel()
-
-    async def _end_of_drain(self) -> None:
-        await asyncio.sleep(self._drain_seconds)
-        await self._async_engine.shutdown()
-
-    def stop(self) -> None:
-        self.force_exit = self.should_exit
-        self.should_exit = True
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.stop()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Like uvicorn's, but a drained server has done what the signal asked for: it exits with 0."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        previous = {each: signal.signal(each, self.handle_exit) for each in STOP_SIGNALS}
-        try:
-            yield
-        finally:
-            for each, handler in previous.items():
-                signal.signal(each, handler)
+        async_engine.metrics.on_end = None
+        tracer.close()
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -168,9 +140,9 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, scheme: str) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def startup_lines(engine: Engine, url: str, model_names: Sequence[str]) -> list[str]:
@@ -192,3 +164,12 @@ def _reserve(engine: Engine) -> str:
     if reserve == 0 and config.watermark_blocks is None and config.watermark > 0:
         text += f" ({100 * config.watermark:g}% of {num_blocks} blocks is less than one)"
     return text
+
+
+def access_lines(host: str, config: ServerConfig) -> list[str]:
+    """Who may ask, where that is not only this machine."""
+    if config.api_keys:
+        return [f"requests need an API key, of which there are {len(config.api_keys)}"]
+    if ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+        return []
+    return ["no API key is set: whoever reaches this address may use it (see --api-key-file)"]
