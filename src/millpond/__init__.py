@@ -19,7 +19,7 @@ _HOMES = {
     "LLM": "millpond.llm",
     "Engine": "millpond.engine.engine",
     "EngineConfig": "millpond.config",
-    "SamplingParams": "millpond.core.request",
+    "SamplingParams": "millpond.core.sampling",
 }
 
 

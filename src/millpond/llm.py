@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from millpond.config import EngineConfig
-from millpond.core.request import FinishReason, SamplingParams
+from millpond.core.request import FinishReason
+from millpond.core.sampling import SamplingParams
 from millpond.engine.engine import Engine
 from millpond.engine.outputs import RequestOutput
 from millpond.errors import InvalidRequestError

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 
 import pytest
@@ -24,11 +25,12 @@ def chat(**fields):
 
 def post(path, **body):
     base = {"prompt": "hi"} if path == "/v1/completions" else {"messages": HELLO}
-    return ask(make_engine(), path, {**base, **body})
+    return ask(make_engine(), path, json.dumps({**base, **body}))
 
 
 EVERY_FIELD = {
     "max_tokens": 3,
+    "min_tokens": 2,
     "temperature": 0.5,
     "top_p": 0.9,
     "top_k": 5,
@@ -36,6 +38,9 @@ EVERY_FIELD = {
     "repetition_penalty": 1.1,
     "presence_penalty": 0.2,
     "frequency_penalty": 0.3,
+    "logit_bias": {"12": -100, "5": 1.5},
+    "allowed_token_ids": [5, 12],
+    "bad_words": ["y"],
     "seed": 4,
     "stop": ["x"],
     "stop_token_ids": [7],
@@ -46,8 +51,8 @@ EVERY_FIELD = {
 
 
 def test_every_sampling_field_reaches_the_engine():
-    assert EVERY_FIELD.keys() == {field.name for field in fields(SamplingParams)}
-    expected = SamplingParams(**{**EVERY_FIELD, "stop": ("x",), "stop_token_ids": (7,)})
+    assert EVERY_FIELD.keys() | {"n", "logprobs", "prompt_logprobs"} == {field.name for field in fields(SamplingParams)}
+    expected = SamplingParams(**{**EVERY_FIELD, "logit_bias": {12: -100, 5: 1.5}})
     assert completion(**EVERY_FIELD).sampling() == expected
     assert chat(**EVERY_FIELD).sampling() == expected
 
@@ -63,6 +68,13 @@ BAD_VALUES = [
     ("top_k", -2), ("min_p", 2), ("repetition_penalty", 0), ("presence_penalty", 3), ("frequency_penalty", -3),
     ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", "5"), ("max_tokens", 1.5), ("seed", "x"), ("seed", 2**64),
     ("stop_token_ids", [1.5]), ("stop_token_ids", ["abc"]), ("stop_token_ids", [-1]), ("stop_token_ids", 5),
+    ("stop_token_ids", [267]), ("min_tokens", -1), ("min_tokens", 17), ("min_tokens", "1"), ("bad_words", [""]),
+    ("bad_words", "x"), ("bad_words", [5]), ("bad_words", ["\ud800"]), ("bad_words", ["a"] * 129), ("stop", "\ud800"),
+    ("allowed_token_ids", []), ("allowed_token_ids", [267]), ("allowed_token_ids", [-1]), ("allowed_token_ids", ["a"]),
+    ("allowed_token_ids", 5), ("logit_bias", {"-1": 1}), ("logit_bias", {"267": 1}), ("logit_bias", {str(2**31): 1}),
+    ("logit_bias", {"abc": 1}), ("logit_bias", {"1.5": 1}), ("logit_bias", {"": 1}), ("logit_bias", {"9" * 5000: 1}),
+    ("logit_bias", {"\u0665": 1}), ("logit_bias", {"5": 101}), ("logit_bias", {"5": -100.5}),
+    ("logit_bias", {"5": None}), ("logit_bias", {"5": "1"}), ("logit_bias", [[5, 1]]),
     ("ignore_eos", "yes"), ("stream", 1), ("stream_options", 5), ("user", 5), ("model", 5),
 ]  # fmt: skip
 
@@ -70,7 +82,7 @@ BAD_VALUES = [
 @pytest.mark.parametrize(("name", "value"), BAD_VALUES)
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_a_value_out_of_range_or_of_the_wrong_type_is_refused_by_name(path, name, value):
-    response = post(path, **{name: value})
+    response = post(path, **{"max_tokens": 16, name: value})
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["type"] == "invalid_request_error"
@@ -108,9 +120,8 @@ def test_stop_token_ids_are_at_most_a_thousand():
 
 
 UNSUPPORTED = {
-    "n": 2, "logit_bias": {"5": 1}, "response_format": {"type": "json_object"}, "min_tokens": 1, "bad_words": ["x"],
-    "allowed_token_ids": [1], "use_beam_search": True, "echo": True, "best_of": 2, "logprobs": 1,
-    "truncate_prompt_tokens": 5, "guided_json": {}, "structured_outputs": {}, "prompt_logprobs": 1, "priority": 1,
+    "n": 2, "response_format": {"type": "json_object"}, "use_beam_search": True, "echo": True, "best_of": 2,
+    "logprobs": 1, "truncate_prompt_tokens": 5, "guided_json": {}, "structured_outputs": {}, "prompt_logprobs": 1, "priority": 1,
 }  # fmt: skip
 UNSUPPORTED_COMPLETION = {**UNSUPPORTED, "suffix": "x", "logprobs": 0, "max_completion_tokens": 5}
 UNSUPPORTED_CHAT = {

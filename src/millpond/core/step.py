@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from millpond.core.request import SamplingParams
+from millpond.core.masks import TokenMask
+from millpond.core.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class Admission:
     output_token_ids: tuple[int, ...]
     sampling: SamplingParams
     seed: int
+    mask: TokenMask | None = None
 
 
 class ScheduledRequest(NamedTuple):

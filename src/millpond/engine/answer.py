@@ -17,6 +17,8 @@ class Answer:
         self.request = request
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
         self._stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output) if sampling.stop else None
+        # So many tokens may not end the answer; the token that makes them min_tokens may.
+        self._early = sampling.min_tokens - 1
 
     @property
     def stopped(self) -> bool:
@@ -26,13 +28,17 @@ class Answer:
         """The text that this token makes certain; one that ends the answer, for a reason, leaves nothing held back."""
         if reason is None:
             text = self._detokenizer.push_token(token_id)
-            return text if self._stops is None else self._stops.push(text)
+            return text if self._stops is None else self._watch(self._stops, text)
         text = "" if self._is_hidden_end(reason) else self._detokenizer.push_token(token_id)
         text += self._detokenizer.finish()
         if self._stops is None:
             return text
-        text = self._stops.push(text)
+        text = self._watch(self._stops, text)
         return text if self._stops.stopped else text + self._stops.finish()
+
+    def _watch(self, stops: StopStrings, text: str) -> str:
+        self._early -= 1
+        return stops.push(text, may_stop=self._early < 0)
 
     def finish(self) -> str:
         """What is still held back when the answer ends without a last token, by a fault."""

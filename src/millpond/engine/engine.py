@@ -9,19 +9,20 @@ from collections.abc import Callable, Sequence
 
 from millpond.config import EngineConfig
 from millpond.core.invariants import Auditor
-from millpond.core.request import FinishReason, Request, SamplingParams
+from millpond.core.request import FinishReason, Request
+from millpond.core.sampling import SamplingParams
+from millpond.core.sampling import SEED_BITS, SEEDS
 from millpond.core.scheduler import RequestUpdate, Scheduler
 from millpond.core.step import Clock, Runner, SchedulerOutput, StepResult, StepStats
 from millpond.engine.answer import Answer
 from millpond.engine.limits import RequestLimits
+from millpond.engine.masks import token_mask
 from millpond.engine.outputs import RequestOutput
 from millpond.errors import InvalidRequestError
 from millpond.text.chat import ChatTemplate
 from millpond.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-SEED_BITS = 64
 
 
 class Engine:
@@ -50,7 +51,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.chat_template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
         self.model_name = model_name
-        self.limits = RequestLimits(vocab_size, scheduler.door)
+        self.limits = RequestLimits(vocab_size, scheduler.door, tokenizer.eos_token_ids)
         self.observer = observer
         self._clock = clock
         self._seeds = random.Random(config.seed)
@@ -69,15 +70,18 @@ class Engine:
         """
         if request_id in self._answers:
             raise InvalidRequestError(f"request id {request_id!r} is already in use", "request_id")
+        if sampling.n != 1:
+            raise InvalidRequestError(f"an engine's request is one answer, but n is {sampling.n}", "n")
         max_tokens = self.limits.check(prompt_token_ids, sampling)
-        ends = frozenset() if sampling.ignore_eos else self.tokenizer.eos_token_ids
+        ends = self.limits.end_token_ids(sampling)
         request = Request(
             request_id=request_id,
             prompt_token_ids=tuple(prompt_token_ids),
             max_tokens=max_tokens,
             sampling=sampling,
-            stop_token_ids=ends.union(sampling.stop_token_ids),
-            seed=self._seeds.getrandbits(SEED_BITS) if sampling.seed is None else sampling.seed % 2**SEED_BITS,
+            stop_token_ids=ends,
+            seed=self._seeds.getrandbits(SEED_BITS) if sampling.seed is None else sampling.seed % SEEDS,
+            mask=token_mask(sampling, ends, self.tokenizer),
         )
         answer = Answer(request, self.tokenizer)
         self.scheduler.add_request(request)

@@ -40,12 +40,16 @@ from millpond.model.llama import forward, link_forward
 from millpond.model.outliers import PROBE_TOKENS, find_outliers, probe_tokens, take_out
 from millpond.model.weights import LlamaWeights
 from millpond.runner.sampler import Sampler
-from millpond.runner.sampler_kernels import NO_DRAFT, sample_rows
+from millpond.runner.sampler_kernels import ALL_MASKED, NO_DRAFT, NOT_FINITE, sample_rows
 
 # Not every threading layer of Numba lets two threads enter a parallel region at once: one of them ends the process.
 ONE_REGION = threading.Lock()
 # Of the pool, how many blocks for each slot are in memory before the first request.
 FIRST_BLOCKS = 4
+NOTHING_TO_CHOOSE = {
+    NOT_FINITE: "the model's logits are not finite numbers",
+    ALL_MASKED: "allowed_token_ids, bad_words and min_tokens together leave no token to choose",
+}
 
 
 class ModelRunner:
@@ -100,6 +104,7 @@ class ModelRunner:
             head_dim=config.head_dim,
         )
         compile_missing(self._jobs(tiles), notify)
+        self._special: dict[int, str] = {}
         self._tiles = tiles()
         self._entry = link_forward(self._tiles, self._weights, self._cache, self._batch(()), self._scratch)
         self.outliers = self._take_out_outliers()
@@ -156,9 +161,7 @@ class ModelRunner:
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Run one step; a request whose logits are not finite gets a fault instead of a token."""
         started = self._clock()
-        for each in output.scheduled:
-            if each.admission is not None:
-                self.sampler.admit(each.slot, each.admission)
+        self._seat(output)
         batch = self._batch(output.scheduled)
         prepared = self._clock()
         self._forward(batch, self._scratch)
@@ -166,6 +169,21 @@ class ModelRunner:
         sampled, faults = self._sample([each for each in output.scheduled if each.samples])
         times = RunnerTimes(prepared - started, computed - prepared, self._clock() - computed)
         return StepResult(sampled, faults, times)
+
+    def _seat(self, output: SchedulerOutput) -> None:
+        """Tell the sampler who has taken a slot, and which of those that were special there are gone."""
+        if self._special:
+            gone = output.released + output.preempted
+            for slot in [slot for slot, request_id in self._special.items() if request_id in gone]:
+                del self._special[slot]
+                self.sampler.leave(slot)
+        for each in output.scheduled:
+            if each.admission is not None:
+                self.sampler.admit(each.slot, each.admission)
+                if each.admission.mask is not None:
+                    self._special[each.slot] = each.request_id
+                else:
+                    self._special.pop(each.slot, None)
 
     def _sample(
         self, sampling: Sequence[ScheduledRequest]
@@ -190,7 +208,7 @@ class ModelRunner:
             if tokens := tuple([token_id for token_id in rows if token_id >= 0]):
                 sampled.append(SampledTokens(each.request_id, tokens))
             else:
-                faults.append(RequestFault(each.request_id, "the model's logits are not finite numbers"))
+                faults.append(RequestFault(each.request_id, NOTHING_TO_CHOOSE[rows[0]]))
         return tuple(sampled), tuple(faults)
 
     def _batch(self, scheduled: Sequence[ScheduledRequest]) -> Batch:

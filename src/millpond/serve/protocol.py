@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation, field_validator, model_validator
 
-from millpond.core.request import SamplingParams
+from millpond.core.sampling import (
+    MAX_BAD_CHARACTERS,
+    MAX_BAD_WORDS,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+    check_texts,
+)
 from millpond.errors import InvalidRequestError
 from millpond.serve import refusals
 from millpond.text.messages import normalize_messages
@@ -15,9 +24,6 @@ from millpond.text.messages import normalize_messages
 DEFAULT_COMPLETION_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
 MAX_MESSAGES = 10_000
-MAX_STOP_TOKEN_IDS = 1000
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARACTERS = 1000
 
 Prompt = str | list[int]
 
@@ -61,6 +67,10 @@ class GenerationRequest(Body):
     seed: int | None = None
     stop: str | list[str] | None = Field(None, description=f"Up to {MAX_STOP_STRINGS} strings that end the answer.")
     stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    logit_bias: dict[int, float] | None = Field(None, description="From -100 to 100 for each token id.")
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -71,7 +81,22 @@ class GenerationRequest(Body):
     @field_validator("stop", mode="before")
     @classmethod
     def _check_stop(cls, stop: Any) -> Any:
-        return _stop_strings(stop)
+        texts = [stop] if isinstance(stop, str) else stop
+        if texts is not None:
+            check_texts("stop", texts, MAX_STOP_STRINGS, MAX_STOP_CHARACTERS)
+        return texts
+
+    @field_validator("bad_words", mode="before")
+    @classmethod
+    def _check_bad_words(cls, words: Any) -> Any:
+        if words is not None:
+            check_texts("bad_words", words, MAX_BAD_WORDS, MAX_BAD_CHARACTERS)
+        return words
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _read_logit_bias(cls, biases: Any) -> Any:
+        return _logit_bias(biases)
 
     @field_validator("stop_token_ids", mode="before")
     @classmethod
@@ -163,19 +188,16 @@ class ChatCompletionRequest(GenerationRequest):
         return {"max_tokens": wanted}
 
 
-def _stop_strings(stop: Any) -> list[str] | None:
-    texts = [stop] if isinstance(stop, str) else stop
-    if texts is None:
+def _logit_bias(biases: Any) -> Any:
+    """The keys of a JSON object are texts; here they are written token ids."""
+    if biases is None:
         return None
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise InvalidRequestError("stop must be a string or a list of strings", "stop")
-    _check_length("stop", texts, MAX_STOP_STRINGS)
-    longest = max(map(len, texts), default=0)
-    if longest > MAX_STOP_CHARACTERS:
-        raise InvalidRequestError(
-            f"a stop string may have at most {MAX_STOP_CHARACTERS} characters, got {longest}", "stop"
-        )
-    return texts
+    if not isinstance(biases, dict):
+        raise InvalidRequestError("logit_bias must be an object of token ids and numbers", "logit_bias")
+    for key in biases:
+        if not re.fullmatch(r"-?[0-9]{1,10}", str(key), re.ASCII):
+            raise InvalidRequestError(f"logit_bias: {key!r:.100} is not a token id", "logit_bias")
+    return {int(key): bias for key, bias in biases.items()}
 
 
 def _check_prompt(prompt: Any) -> None:

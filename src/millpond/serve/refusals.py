@@ -13,11 +13,7 @@ from millpond.errors import InvalidRequestError
 
 _BOTH: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
-    "logit_bias": ({},),
     "response_format": ({"type": "text"},),
-    "min_tokens": (0,),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
     "logits_processors": ([],),
