@@ -29,6 +29,7 @@ def post(path, **body):
 
 
 EVERY_FIELD = {
+    "n": 2,
     "max_tokens": 3,
     "min_tokens": 2,
     "temperature": 0.5,
@@ -47,11 +48,12 @@ EVERY_FIELD = {
     "include_stop_str_in_output": True,
     "ignore_eos": True,
     "skip_special_tokens": False,
+    "prompt_logprobs": 3,
 }
 
 
 def test_every_sampling_field_reaches_the_engine():
-    assert EVERY_FIELD.keys() | {"n", "logprobs", "prompt_logprobs"} == {field.name for field in fields(SamplingParams)}
+    assert EVERY_FIELD.keys() | {"logprobs"} == {field.name for field in fields(SamplingParams)}
     expected = SamplingParams(**{**EVERY_FIELD, "logit_bias": {12: -100, 5: 1.5}})
     assert completion(**EVERY_FIELD).sampling() == expected
     assert chat(**EVERY_FIELD).sampling() == expected
@@ -68,7 +70,9 @@ BAD_VALUES = [
     ("top_k", -2), ("min_p", 2), ("repetition_penalty", 0), ("presence_penalty", 3), ("frequency_penalty", -3),
     ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", "5"), ("max_tokens", 1.5), ("seed", "x"), ("seed", 2**64),
     ("stop_token_ids", [1.5]), ("stop_token_ids", ["abc"]), ("stop_token_ids", [-1]), ("stop_token_ids", 5),
-    ("stop_token_ids", [267]), ("min_tokens", -1), ("min_tokens", 17), ("min_tokens", "1"), ("bad_words", [""]),
+    ("stop_token_ids", [267]), ("min_tokens", -1),
+    ("n", 0), ("n", 129), ("n", 1.5), ("n", True),
+    ("prompt_logprobs", -1), ("prompt_logprobs", 21), ("min_tokens", 17), ("min_tokens", "1"), ("bad_words", [""]),
     ("bad_words", "x"), ("bad_words", [5]), ("bad_words", ["\ud800"]), ("bad_words", ["a"] * 129), ("stop", "\ud800"),
     ("allowed_token_ids", []), ("allowed_token_ids", [267]), ("allowed_token_ids", [-1]), ("allowed_token_ids", ["a"]),
     ("allowed_token_ids", 5), ("logit_bias", {"-1": 1}), ("logit_bias", {"267": 1}), ("logit_bias", {str(2**31): 1}),
@@ -120,12 +124,13 @@ def test_stop_token_ids_are_at_most_a_thousand():
 
 
 UNSUPPORTED = {
-    "n": 2, "response_format": {"type": "json_object"}, "use_beam_search": True, "echo": True, "best_of": 2,
-    "logprobs": 1, "truncate_prompt_tokens": 5, "guided_json": {}, "structured_outputs": {}, "prompt_logprobs": 1, "priority": 1,
+    "response_format": {"type": "json_object"}, "use_beam_search": True, "best_of": 2,
+    "truncate_prompt_tokens": 5, "guided_json": {},
+    "structured_outputs": {}, "priority": 1,
 }  # fmt: skip
-UNSUPPORTED_COMPLETION = {**UNSUPPORTED, "suffix": "x", "logprobs": 0, "max_completion_tokens": 5}
+UNSUPPORTED_COMPLETION = {**UNSUPPORTED, "suffix": "x", "max_completion_tokens": 5}
 UNSUPPORTED_CHAT = {
-    **UNSUPPORTED, "logprobs": True, "top_logprobs": 1, "tools": [{"type": "function"}], "tool_choice": "auto",
+    **UNSUPPORTED, "echo": True, "tools": [{"type": "function"}], "tool_choice": "auto",
     "functions": [{}], "function_call": "auto", "parallel_tool_calls": False, "audio": {}, "modalities": ["audio"],
     "prediction": {}, "reasoning_effort": "low", "store": True, "metadata": {"a": "b"}, "chat_template": "x",
     "chat_template_kwargs": {"x": 1}, "continue_final_message": True, "add_generation_prompt": False,
@@ -149,9 +154,9 @@ def test_a_chat_refuses_by_name_what_is_not_supported(name, value):
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_refusal_is_a_400_streamed_or_not(path, stream):
-    response = post(path, stream=stream, n=2)
+    response = post(path, stream=stream, best_of=2)
     assert response.status_code == 400
-    assert response.json()["error"]["param"] == "n"
+    assert response.json()["error"]["param"] == "best_of"
 
 
 @pytest.mark.parametrize(("path", "table"), [("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)])
@@ -162,7 +167,7 @@ def test_values_that_change_nothing_may_be_sent(path, table):
 
 
 def test_a_remedy_is_spelled_in_json():
-    for name, value, remedy in (("echo", True, "false"), ("suffix", "x", '""'), ("n", 2, "1")):
+    for name, value, remedy in (("use_beam_search", True, "false"), ("suffix", "x", '""'), ("best_of", 2, "1")):
         with pytest.raises(InvalidRequestError, match=f"set it to {remedy}$"):
             completion(**{name: value})
     with pytest.raises(InvalidRequestError, match=r'"auto" or "default"$'):
@@ -170,8 +175,8 @@ def test_a_remedy_is_spelled_in_json():
 
 
 def test_true_is_not_one():
-    assert post("/v1/completions", n=True).status_code == 400
-    assert post("/v1/completions", echo=0).status_code == 400
+    assert post("/v1/completions", best_of=True).status_code == 400
+    assert post("/v1/completions", use_beam_search=0).status_code == 400
 
 
 @pytest.mark.parametrize("kind", ["json_object", "json_schema", "xml", None])

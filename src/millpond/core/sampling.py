@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from millpond.errors import InvalidRequestError
 
@@ -106,6 +106,11 @@ class SamplingParams:
                 raise InvalidRequestError(
                     "allowed_token_ids must hold at least one id, or be left out", "allowed_token_ids"
                 )
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """logit_bias as pairs of an id and its bias, by rising id."""
+        return cast("tuple[tuple[int, float], ...]", self.logit_bias)
 
     def choices(self) -> tuple[SamplingParams, ...]:
         """One request's worth for each of the n answers: with a seed, answer i is what seed + i gives alone."""

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from millpond.config import EngineConfig
 from millpond.core.invariants import Auditor
 from millpond.core.request import FinishReason, Request
-from millpond.core.sampling import SamplingParams
-from millpond.core.sampling import SEED_BITS, SEEDS
+from millpond.core.sampling import SEED_BITS, SEEDS, SamplingParams
 from millpond.core.scheduler import RequestUpdate, Scheduler
-from millpond.core.step import Clock, Runner, SchedulerOutput, StepResult, StepStats
+from millpond.core.step import Clock, RequestScores, Runner, SchedulerOutput, StepResult, StepStats
 from millpond.engine.answer import Answer
 from millpond.engine.limits import RequestLimits
 from millpond.engine.masks import token_mask
@@ -117,6 +116,8 @@ class Engine:
         executed = self._clock()
         updates = () if result is None else self.scheduler.update(result)
         updated = self._clock()
+        if result is not None and result.scores:
+            self._note(result.scores)
         outputs = self._fail(plan) if result is None else [self._output(update) for update in updates]
         if self._auditor is not None:
             self._auditor.after_update(result or StepResult(()))
@@ -134,6 +135,11 @@ class Engine:
         except Exception:
             logger.exception("step %d failed; its %d requests end with an error", plan.step, len(plan.scheduled))
             return None
+
+    def _note(self, scores: Sequence[RequestScores]) -> None:
+        for each in scores:
+            if (answer := self._answers.get(each.request_id)) is not None:
+                answer.note(each)
 
     def _fail(self, plan: SchedulerOutput) -> list[RequestOutput]:
         request_ids = [each.request_id for each in plan.scheduled]

@@ -28,7 +28,7 @@ class RequestLimits:
         self._check_ids(prompt_token_ids, "prompt")
         self._check_ids(sampling.stop_token_ids, "stop_token_ids")
         self._check_ids(sampling.allowed_token_ids or (), "allowed_token_ids")
-        self._check_ids([token_id for token_id, _ in sampling.logit_bias], "logit_bias")
+        self._check_ids([token_id for token_id, _ in sampling.biases], "logit_bias")
         length, max_tokens = len(prompt_token_ids), sampling.max_tokens
         if max_tokens is None:
             max_tokens = self.door.max_tokens_that_fit(length)

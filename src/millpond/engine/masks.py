@@ -17,7 +17,7 @@ def token_mask(sampling: SamplingParams, ends: frozenset[int], tokenizer: Tokeni
         banned_runs=_runs(sampling.bad_words, tokenizer),
         min_tokens=sampling.min_tokens if masks_ends else 0,
         end_token_ids=tuple(sorted(ends)) if masks_ends else (),
-        biases=tuple(sampling.logit_bias),
+        biases=sampling.biases,
     )
 
 

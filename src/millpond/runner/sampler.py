@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.core.step import Admission
+from millpond.core.step import Admission, TokenScore
 from millpond.kernels.matmul import COLUMNS
 from millpond.runner.masks import SlotMask
 from millpond.runner.sampler_kernels import (
@@ -24,6 +24,7 @@ from millpond.runner.sampler_kernels import (
     Scratch,
     sample_rows,
 )
+from millpond.runner.scores import Scorer
 
 LARGEST_VOCABULARY = 1 << 20
 SEED_BITS = (1 << 64) - 1
@@ -66,6 +67,9 @@ class Sampler:
             ids=np.empty(BRACKET, np.int64),
         )
         self._masks: dict[int, SlotMask] = {}
+        self._num_top: dict[int, int] = {}
+        self._raw_rows: dict[int, NDArray[np.float32]] = {}
+        self.scorer = Scorer(vocab_size)
 
     def admit(self, slot: int, admission: Admission) -> None:
         """Give the slot the rules, the seed and the penalty counts of a request, new or resumed after a preemption.
@@ -84,9 +88,11 @@ class Sampler:
         rules.penalised[slot] = (
             sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
         )
-        self._masks.pop(slot, None)
+        self.leave(slot)
         if admission.mask is not None:
             self._masks[slot] = SlotMask(admission.mask, admission.output_token_ids)
+        if sampling.logprobs is not None:
+            self._num_top[slot] = sampling.logprobs
         if rules.penalised[slot]:
             rules.counts[slot] = np.bincount(self._countable(admission.output_token_ids), minlength=self.vocab_size)
             rules.counts[slot, self._countable(admission.prompt_token_ids)] |= IN_PROMPT
@@ -94,6 +100,7 @@ class Sampler:
     def leave(self, slot: int) -> None:
         """The request that had the slot is gone; so that what was special about it costs nobody any more."""
         self._masks.pop(slot, None)
+        self._num_top.pop(slot, None)
 
     def _countable(self, token_ids: Sequence[int]) -> NDArray[np.int64]:
         """The ids that have a logit here; an embedding may know more of them than the vocabulary does."""
@@ -160,12 +167,32 @@ class Sampler:
                 guesses.append(drafts[behind])
             if not -np.inf < row.max() < np.inf:
                 continue
+            if slot in self._num_top:
+                self._raw_rows[index] = row.copy()
             mask.edit(row, output_positions[index], guesses[::-1])
             if tops.size:
                 note_tops_of(row, tops[index])
             if row.max() == -np.inf:
                 emptied.append(index)
         return emptied
+
+    def scores(
+        self, logits: NDArray[np.float32], slots: Sequence[int], token_ids: Sequence[int]
+    ) -> dict[int, TokenScore]:
+        """What sample() chose from these rows, scored for the slots that ask for it, by row. To be called right after.
+
+        The scores are those of the raw logits: what mask, penalties and temperature make of them does not count.
+        """
+        found: dict[int, TokenScore] = {}
+        if self._num_top:
+            for row, (slot, token_id) in enumerate(zip(slots, token_ids, strict=True)):
+                if token_id >= 0 and (num_top := self._num_top.get(slot)) is not None:
+                    raw = self._raw_rows.get(row, logits[row, : self.vocab_size])
+                    score = self.scorer.score(raw, token_id, num_top)
+                    assert score is not None, "a token was chosen from a row that is not finite"
+                    found[row] = score
+        self._raw_rows.clear()
+        return found
 
     def _follow(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
         for slot, token_id in zip(slots, token_ids, strict=True):

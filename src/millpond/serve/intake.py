@@ -43,7 +43,15 @@ class Intake:
         def encode() -> list[list[int]]:
             return [self.tokenizer.encode(each) if isinstance(each, str) else each for each in prompts]
 
-        return await _off_loop(encode, sum(len(prompt) for prompt in prompts if isinstance(prompt, str)))
+        return await off_loop(encode, sum(len(prompt) for prompt in prompts if isinstance(prompt, str)))
+
+    async def texts(self, prompts: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
+        """The texts of prompts, the same whether they came as text or as ids."""
+
+        def decode() -> list[str]:
+            return [self.tokenizer.decode(each, skip_special_tokens=skip_special_tokens) for each in prompts]
+
+        return await off_loop(decode, sum(map(len, prompts)))
 
     async def chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Token ids of a conversation. Raises InvalidRequestError, with the template's own words where it objects."""
@@ -55,7 +63,7 @@ class Intake:
             # The template writes the special tokens itself.
             return self.tokenizer.encode(text, add_special_tokens=False)
 
-        return await _off_loop(render_and_encode, num_characters + MESSAGE_CHARACTERS * len(messages))
+        return await off_loop(render_and_encode, num_characters + MESSAGE_CHARACTERS * len(messages))
 
     def _check_length(self, num_characters: int, param: str) -> None:
         if num_characters > self.max_characters:
@@ -71,5 +79,6 @@ def prompt_names(count: int) -> list[str]:
     return ["prompt"] if count == 1 else [f"prompt[{index}]" for index in range(count)]
 
 
-async def _off_loop(work: Callable[[], T], num_characters: int) -> T:
+async def off_loop(work: Callable[[], T], num_characters: int) -> T:
+    """What work gives; in a thread where it takes longer than the way to one, by the characters of its text."""
     return work() if num_characters <= INLINE_CHARACTERS else await asyncio.to_thread(work)

@@ -48,6 +48,14 @@ class StreamOptions(Body):
     prefix = "stream_options."
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(None, description="The usage so far on every chunk.")
+
+    @model_validator(mode="after")
+    def _usage_comes_first(self) -> StreamOptions:
+        if self.continuous_usage_stats and not self.include_usage:
+            name = "stream_options.continuous_usage_stats"
+            raise InvalidRequestError(f"{name} needs stream_options.include_usage", name)
+        return self
 
 
 class GenerationRequest(Body):
@@ -56,6 +64,7 @@ class GenerationRequest(Body):
     model: str | None = Field(None, description="A served name; the only model where left out.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    n: int | None = Field(None, description="So many choices; choice i is drawn with seed + i.")
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -74,6 +83,7 @@ class GenerationRequest(Body):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
     user: str | None = Field(None, description="Changes nothing, like the two below.")
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -110,6 +120,16 @@ class GenerationRequest(Body):
             raise InvalidRequestError("stream_options may only be set when stream is true", "stream_options")
         return self
 
+    @model_validator(mode="after")
+    def _prompt_logprobs_come_whole(self) -> GenerationRequest:
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequestError("prompt_logprobs cannot be streamed; leave stream out", "prompt_logprobs")
+        return self
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
@@ -134,6 +154,29 @@ class CompletionRequest(GenerationRequest):
     prompt: SkipValidation[str | list[str] | list[int] | list[list[int]]] = Field(
         description="Text, token ids, or a list of either."
     )
+
+    echo: bool | None = Field(None, description="The prompt's text before its answer's; max_tokens may be 0 then.")
+    logprobs: int | None = Field(None, description="0 to 20: of each token, and of so many of the likeliest there.")
+
+    @property
+    def is_echo_alone(self) -> bool:
+        return bool(self.echo) and self.max_tokens == 0
+
+    def _overrides(self) -> dict[str, Any]:
+        changes: dict[str, Any] = {}
+        if (count := len(self.prompts)) * (self.n or 1) > MAX_PROMPTS:
+            raise InvalidRequestError(
+                f"{count} prompts with n {self.n} are more than {MAX_PROMPTS} choices, the most that one answer has",
+                "n",
+            )
+        if self.is_echo_alone:
+            if self.min_tokens:
+                raise InvalidRequestError(f"min_tokens ({self.min_tokens}) is more than max_tokens (0)", "min_tokens")
+            # One token is as cheap as none: the prompt's last position is computed anyway.
+            changes["max_tokens"] = 1
+        if self.echo and self.logprobs is not None:
+            changes["prompt_logprobs"] = max(self.prompt_logprobs or 0, self.logprobs)
+        return changes
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -162,6 +205,14 @@ class ChatCompletionRequest(GenerationRequest):
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = Field(None, description="The log probability of each token of the answer.")
+    top_logprobs: int | None = Field(None, description="0 to 20: and of so many of the likeliest there.")
+
+    @model_validator(mode="after")
+    def _top_logprobs_need_logprobs(self) -> ChatCompletionRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequestError("top_logprobs may only be set when logprobs is true", "top_logprobs")
+        return self
 
     @field_validator("messages", mode="before")
     @classmethod
@@ -172,20 +223,21 @@ class ChatCompletionRequest(GenerationRequest):
         return normalize_messages(messages)
 
     def engine_field_names(self) -> dict[str, str]:
-        """How the caller spelled what the engine calls prompt and max_tokens."""
-        names = {"prompt": "messages"}
+        """How the caller spelled what the engine calls prompt, logprobs and max_tokens."""
+        names = {"prompt": "messages", "logprobs": "top_logprobs"}
         return names if self.max_completion_tokens is None else {**names, "max_tokens": "max_completion_tokens"}
 
     def _overrides(self) -> dict[str, Any]:
+        changes: dict[str, Any] = {"logprobs": self.top_logprobs or 0 if self.logprobs else None}
         wanted, older = self.max_completion_tokens, self.max_tokens
         if wanted is None:
-            return {}
+            return changes
         if older is not None and older != wanted:
             raise InvalidRequestError(
                 f"max_completion_tokens ({wanted}) and max_tokens ({older}) are two names of one limit and differ",
                 "max_completion_tokens",
             )
-        return {"max_tokens": wanted}
+        return {**changes, "max_tokens": wanted}
 
 
 def _logit_bias(biases: Any) -> Any:

@@ -12,12 +12,10 @@ from typing import Any
 from millpond.errors import InvalidRequestError
 
 _BOTH: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
     "response_format": ({"type": "text"},),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
     "logits_processors": ([],),
-    "prompt_logprobs": (),
     "truncate_prompt_tokens": (),
     "spaces_between_special_tokens": (True,),
     "structured_outputs": (),
@@ -30,13 +28,11 @@ _BOTH: Mapping[str, tuple[Any, ...]] = {
     "priority": (0,),
     "cache_salt": (),
     "service_tier": ("auto", "default"),
-    "echo": (False,),
 }
 
 COMPLETION: Mapping[str, tuple[Any, ...]] = {
     **_BOTH,
     "best_of": (1,),
-    "logprobs": (),
     "suffix": ("",),
     "prompt_embeds": (),
     "add_special_tokens": (True,),
@@ -45,9 +41,8 @@ COMPLETION: Mapping[str, tuple[Any, ...]] = {
 
 CHAT: Mapping[str, tuple[Any, ...]] = {
     **_BOTH,
+    "echo": (False,),
     "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none",),
     "functions": ([],),
@@ -84,7 +79,6 @@ MESSAGE: Mapping[str, tuple[Any, ...]] = {
 }
 
 STREAM_OPTIONS: Mapping[str, tuple[Any, ...]] = {
-    "continuous_usage_stats": (False,),
     "include_obfuscation": (False,),
 }
 
