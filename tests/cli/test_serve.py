@@ -11,11 +11,11 @@ from millpond.config import EngineConfig
 
 @pytest.fixture
 def served(engine, monkeypatch):
-    """What the command asked the server to do: (host, port, model_names, log_level) of each call."""
+    """What the command asked the server to do: (host, port, model_names, log_level, strict) of each call."""
     calls = []
 
-    def serve(engine, host, port, *, model_names, notify, log_level):
-        calls.append((host, port, model_names, log_level))
+    def serve(engine, host, port, *, model_names, notify, log_level, strict):
+        calls.append((host, port, model_names, log_level, strict))
 
     monkeypatch.setattr(millpond.serve.run, "serve", serve)
     return calls
@@ -24,7 +24,7 @@ def served(engine, monkeypatch):
 def test_it_serves_the_demo_model_on_loopback_by_default(engine, served):
     assert run(["serve"], {}) == 0
     assert engine.opened == [("smollm2", EngineConfig())]
-    assert served == [("127.0.0.1", 8000, ("smollm2",), "info")]
+    assert served == [("127.0.0.1", 8000, ("smollm2",), "info", False)]
 
 
 def test_every_engine_flag_reaches_the_engine(engine, served):
@@ -54,8 +54,9 @@ def test_every_engine_flag_reaches_the_engine(engine, served):
 
 
 def test_every_server_flag_reaches_the_server(engine, served):
-    run(["serve", "--host", "::1", "--port", "0", "--served-model-name", "demo", "--log-level", "debug"], {})
-    assert served == [("::1", 0, ("demo",), "debug")]
+    flags = "--host ::1 --port 0 --served-model-name demo --log-level debug --strict"
+    run(["serve", *flags.split()], {})
+    assert served == [("::1", 0, ("demo",), "debug", True)]
 
 
 def test_the_log_level_comes_from_the_environment_where_no_flag_is_given(engine, served):

@@ -133,7 +133,6 @@ UNSUPPORTED_CHAT = {
     **UNSUPPORTED, "echo": True, "tools": [{"type": "function"}], "tool_choice": "auto",
     "functions": [{}], "function_call": "auto", "parallel_tool_calls": False, "audio": {}, "modalities": ["audio"],
     "prediction": {}, "reasoning_effort": "low", "store": True, "metadata": {"a": "b"}, "chat_template": "x",
-    "chat_template_kwargs": {"x": 1}, "continue_final_message": True, "add_generation_prompt": False,
 }  # fmt: skip
 
 
@@ -186,16 +185,58 @@ def test_a_response_format_is_never_silently_ignored(kind):
     assert response.json()["error"]["param"] == "response_format"
 
 
+UNKNOWN = {
+    "temprature": ({"temprature": 0.5}, "temprature"),
+    "an option of the stream": (
+        {"stream": True, "stream_options": {"usage": True}, "max_tokens": 1}, "stream_options.usage"
+    ),
+    "a line's end": ({"a\r\nSet-Cookie: \u00e9": 1}, "a\\r\\nSet-Cookie: \\u00e9"),
+    "a long name": ({"x" * 500: 1}, "x" * 100),
+    "many": ({f"x{i}": i for i in range(12)}, "x0, x1, x2, x3, x4, x5, x6, x7, x8, x9 and 2 more"),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_an_unknown_field_is_refused_by_name_and_says_that_the_server_is_strict(path):
-    error = post(path, temprature=0.5).json()["error"]
-    assert error["param"] == "temprature"
-    assert "refuses fields that it does not know" in error["message"]
+@pytest.mark.parametrize(("fields", "named"), UNKNOWN.values(), ids=UNKNOWN)
+def test_an_unknown_field_changes_nothing_and_is_named_in_a_header(path, fields, named):
+    response = post(path, **{"max_tokens": 4, **fields})
+    assert response.status_code == 200
+    assert response.headers["X-Millpond-Warning"] == f"unknown fields were ignored: {named}"
+    if not fields.get("stream"):
+        assert response.json() == post(path, max_tokens=4).json()
 
 
-def test_an_unknown_stream_option_is_refused_by_its_path():
-    error = post("/v1/completions", stream=True, stream_options={"usage": True}).json()["error"]
-    assert error["param"] == "stream_options.usage"
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(("fields", "named"), UNKNOWN.values(), ids=UNKNOWN)
+def test_a_strict_server_refuses_the_first_unknown_field_by_its_path(path, fields, named):
+    base = {"prompt": "hi"} if path == "/v1/completions" else {"messages": HELLO}
+    response = ask(make_engine(), path, {**base, **fields}, strict=True)
+    assert response.status_code == 400
+    assert "--strict" in response.json()["error"]["message"]
+    assert json.dumps(response.json()["error"]["param"])[1:-1] == named.split(",")[0]
+
+
+def test_an_unknown_field_of_a_message_is_named_by_its_place_and_kept_from_the_template():
+    messages = [*HELLO, {"role": "user", "content": "hi", "colour": "red"}]
+    response = post("/v1/chat/completions", messages=messages, max_tokens=1)
+    assert response.headers["X-Millpond-Warning"].endswith(": messages[1].colour")
+    assert chat(messages=messages).messages[1].as_template_sees_it() == {"role": "user", "content": "hi"}
+
+
+def test_what_is_known_has_no_warning():
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        assert "X-Millpond-Warning" not in post(path, max_tokens=1, seed=5, user="me").headers
+
+
+@pytest.mark.parametrize("prompt", ["a\0", "a\ud800b", ["a", "\0"], ["a", "\udfff"]])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_no_text_is_refused_before_a_stream_begins(prompt, stream):
+    response = post("/v1/completions", prompt=prompt, stream=stream)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == ("prompt" if isinstance(prompt, str) else "prompt[1]")
+
+
+def test_a_stream_option_of_the_wrong_type_is_refused():
     assert post("/v1/completions", stream=True, stream_options={"include_usage": "yes"}).status_code == 400
 
 

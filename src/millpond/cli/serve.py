@@ -89,6 +89,9 @@ def serve(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Key of the seeds of requests that bring none.")] = DEFAULTS.seed,
     log_level: LogLevel = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse fields that nobody knows, instead of naming them in a header.")
+    ] = False,
 ) -> None:
     config = EngineConfig(
         dtype=dtype,
@@ -114,7 +117,7 @@ def serve(
     with explaining(host, port):
         check_address(host, port)
     engine = loading.open_engine(model, config, settings)
-    listen(engine, host, port, served_model_name or model, level)
+    listen(engine, host, port, served_model_name or model, level, strict)
 
 
 def log_level_of(given: str | None, settings: Settings) -> str:
@@ -124,13 +127,13 @@ def log_level_of(given: str | None, settings: Settings) -> str:
     return given or settings.log_level
 
 
-def listen(engine: Engine, host: str, port: int, name: str, log_level: str) -> None:
+def listen(engine: Engine, host: str, port: int, name: str, log_level: str, strict: bool) -> None:
     """Serve until a signal stops it. Raises ConfigError, with the way out, for an address that cannot be had."""
     from millpond.serve.run import serve as serve_http
 
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s: %(message)s")
     with explaining(host, port):
-        serve_http(engine, host, port, model_names=(name,), notify=loading.notify, log_level=log_level)
+        serve_http(engine, host, port, model_names=(name,), notify=loading.notify, log_level=log_level, strict=strict)
 
 
 @contextmanager

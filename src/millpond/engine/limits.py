@@ -25,10 +25,10 @@ class RequestLimits:
 
     def check(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> int:
         """The max_tokens that the request runs with. Raises InvalidRequestError with the limit and both numbers."""
-        self._check_ids(prompt_token_ids, "prompt")
-        self._check_ids(sampling.stop_token_ids, "stop_token_ids")
-        self._check_ids(sampling.allowed_token_ids or (), "allowed_token_ids")
-        self._check_ids([token_id for token_id, _ in sampling.biases], "logit_bias")
+        self.check_ids(prompt_token_ids, "prompt")
+        self.check_ids(sampling.stop_token_ids, "stop_token_ids")
+        self.check_ids(sampling.allowed_token_ids or (), "allowed_token_ids")
+        self.check_ids([token_id for token_id, _ in sampling.biases], "logit_bias")
         length, max_tokens = len(prompt_token_ids), sampling.max_tokens
         if max_tokens is None:
             max_tokens = self.door.max_tokens_that_fit(length)
@@ -54,7 +54,7 @@ class RequestLimits:
                 "allowed_token_ids",
             )
 
-    def _check_ids(self, token_ids: Sequence[int], param: str) -> None:
+    def check_ids(self, token_ids: Sequence[int], param: str) -> None:
         # map, min and max run in C: a long prompt is checked without a loop in Python.
         if strange := set(map(type, token_ids)) - {int}:
             bad = next(each for each in token_ids if type(each) in strange)

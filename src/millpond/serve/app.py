@@ -18,6 +18,7 @@ from millpond.serve.disconnect import ClientGone
 from millpond.serve.errors import CLIENT_CLOSED_REQUEST, install_error_handlers
 from millpond.serve.intake import Intake
 from millpond.serve.meta import meta_router
+from millpond.serve.tokens import tokens_router
 from millpond.text.chat import ChatTemplate
 from millpond.text.tokenizer import Tokenizer
 from millpond.version import __version__
@@ -30,12 +31,14 @@ def create_app(
     tokenizer: Tokenizer,
     chat_template: ChatTemplate,
     max_body_bytes: int = MAX_BODY_BYTES,
+    strict: bool = False,
     now: Callable[[], float] = time.time,
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
 ) -> FastAPI:
     """The API over one model. async_engine must be started in the loop that serves the application.
 
-    model_names are the names that a request may use; the first is the one that is shown.
+    model_names are the names that a request may use; the first is the one that is shown. strict refuses fields that
+    nobody knows, which otherwise are named in the header X-Millpond-Warning.
     """
     context = ServeContext(
         engine=async_engine,
@@ -44,12 +47,13 @@ def create_app(
         now=now,
         new_id=new_id,
         started=int(now()),
+        strict=strict,
     )
     app = FastAPI(title="millpond", version=__version__)
     install_error_handlers(app)
     app.add_exception_handler(ClientGone, _on_client_gone)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
-    for router in (meta_router(context), completions_router(context), chat_router(context)):
+    for router in (meta_router(context), completions_router(context), chat_router(context), tokens_router(context)):
         app.include_router(router)
     return app
 

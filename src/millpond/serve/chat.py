@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from millpond.engine.async_engine import EngineRequest
-from millpond.serve.context import ServeContext
+from millpond.serve.context import ServeContext, with_headers
 from millpond.serve.disconnect import while_connected
 from millpond.serve.generation import admissible, choice_requests, renaming, usage_of
 from millpond.serve.logprobs import TokenNames, chat_logprobs, prompt_logprobs
@@ -26,7 +26,8 @@ def chat_router(context: ServeContext) -> APIRouter:
 
     @router.post("/v1/chat/completions", response_model=None)
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
-        return await while_connected(request.receive, _answer(context, body))
+        warnings = context.warnings(body)
+        return with_headers(await while_connected(request.receive, _answer(context, body)), warnings)
 
     return router
 
@@ -37,7 +38,7 @@ async def _answer(context: ServeContext, body: ChatCompletionRequest) -> Respons
     )
     with renaming(body.engine_field_names()):
         sampling = body.sampling()
-        prompt_token_ids = await context.intake.chat(body.messages)
+        prompt_token_ids = await context.intake.chat(body)
         requests = choice_requests(envelope.id, [prompt_token_ids], sampling)
         if sampling.n == 1:
             requests = [EngineRequest(envelope.id, prompt_token_ids, sampling)]

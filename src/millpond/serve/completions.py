@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from millpond.core.request import FinishReason
 from millpond.engine.async_engine import EngineRequest
 from millpond.engine.outputs import RequestOutput
-from millpond.serve.context import ServeContext
+from millpond.serve.context import ServeContext, with_headers
 from millpond.serve.disconnect import while_connected
 from millpond.serve.generation import admissible, choice_requests, renaming, usage_of
 from millpond.serve.intake import off_loop, prompt_names
@@ -32,7 +32,8 @@ def completions_router(context: ServeContext) -> APIRouter:
 
     @router.post("/v1/completions", response_model=None)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
-        return await while_connected(request.receive, _answer(context, body))
+        warnings = context.warnings(body)
+        return with_headers(await while_connected(request.receive, _answer(context, body)), warnings)
 
     return router
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from millpond.engine.limits import RequestLimits
 from millpond.errors import InvalidRequestError
-from millpond.serve.protocol import ChatMessage, Prompt
+from millpond.serve.protocol import Conversation, Prompt
 from millpond.text.chat import ChatTemplate
+from millpond.text.checks import check_prompt_text, check_unicode
 from millpond.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -40,10 +42,26 @@ class Intake:
             if isinstance(prompt, str):
                 self._check_length(len(prompt), name)
 
+        def encode_one(name: str, prompt: Prompt) -> list[int]:
+            if not isinstance(prompt, str):
+                return prompt
+            check_prompt_text(prompt, name)
+            return self.tokenizer.encode(prompt)
+
         def encode() -> list[list[int]]:
-            return [self.tokenizer.encode(each) if isinstance(each, str) else each for each in prompts]
+            return list(map(encode_one, prompt_names(len(prompts)), prompts))
 
         return await off_loop(encode, sum(len(prompt) for prompt in prompts if isinstance(prompt, str)))
+
+    async def tokens_of(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text that is no prompt yet. Raises InvalidRequestError."""
+        self._check_length(len(text), "prompt")
+
+        def encode() -> list[int]:
+            check_unicode(text, "prompt")
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+        return await off_loop(encode, len(text))
 
     async def texts(self, prompts: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
         """The texts of prompts, the same whether they came as text or as ids."""
@@ -53,13 +71,26 @@ class Intake:
 
         return await off_loop(decode, sum(map(len, prompts)))
 
-    async def chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    async def chat(self, conversation: Conversation) -> list[int]:
         """Token ids of a conversation. Raises InvalidRequestError, with the template's own words where it objects."""
+        messages, variables = conversation.messages, conversation.chat_template_kwargs or {}
         num_characters = sum(len(message.content) for message in messages)
         self._check_length(num_characters, "messages")
+        if variables:
+            num_characters += len(json.dumps(variables))
+            self._check_length(num_characters, "chat_template_kwargs")
 
         def render_and_encode() -> list[int]:
-            text = self.chat_template.render([message.model_dump(exclude_none=True) for message in messages])
+            for index, message in enumerate(messages):
+                check_prompt_text(message.content, f"messages[{index}].content")
+            text = self.chat_template.render(
+                [message.as_template_sees_it() for message in messages],
+                add_generation_prompt=conversation.add_generation_prompt is not False,
+                continue_final_message=bool(conversation.continue_final_message),
+                **variables,
+            )
+            # What else goes into a template: names, the arguments of calls, its variables.
+            check_prompt_text(text, "messages")
             # The template writes the special tokens itself.
             return self.tokenizer.encode(text, add_special_tokens=False)
 

@@ -25,13 +25,21 @@ DEFAULT_COMPLETION_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
 MAX_MESSAGES = 10_000
 
+# Variables of a chat template that say what the conversation is, or that the model file sets.
+TEMPLATES_OWN = frozenset(
+    ("messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message")
+) | frozenset(("bos_token", "eos_token", "unk_token", "pad_token"))
+
 Prompt = str | list[int]
 
 
 class Body(BaseModel):
-    """A JSON object that is strict about types and refuses what it does not serve."""
+    """A JSON object that is strict about types and refuses what it knows and does not serve.
 
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    What it does not know it keeps aside, for unknown_fields to tell.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     prefix: ClassVar[str] = ""
 
@@ -41,6 +49,17 @@ class Body(BaseModel):
         if not isinstance(body, dict):
             return body
         return refusals.keep_supported(body, cls.model_fields.keys(), cls.refused, cls.prefix)
+
+    def unknown_fields(self) -> list[str]:
+        """The paths of fields that nobody knows, here and in the objects below."""
+        found = list(self.model_extra or ())
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            for place, each in enumerate(value) if isinstance(value, list) else [(None, value)]:
+                if isinstance(each, Body) and (below := each.unknown_fields()):
+                    prefix = name if place is None else f"{name}[{place}]"
+                    found += [f"{prefix}.{other}" for other in below]
+        return found
 
 
 class StreamOptions(Body):
@@ -192,18 +211,54 @@ class CompletionRequest(GenerationRequest):
         return list(self.prompt)
 
 
-class ChatMessage(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    role: Literal["system", "developer", "user", "assistant"]
+class ChatMessage(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str = Field(description="Text, or a list of text parts, which are joined with a newline.")
     name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = Field(None, description="Calls of an earlier answer.")
+    tool_call_id: str | None = Field(None, description="Of a tool's message: the call that it answers.")
+
+    def as_template_sees_it(self) -> dict[str, Any]:
+        return self.model_dump(include=set(type(self).model_fields), exclude_none=True)
 
 
-class ChatCompletionRequest(GenerationRequest):
-    refused = refusals.CHAT
+class Conversation(Body):
+    """Messages, and how the model's chat template is to make a prompt of them."""
 
     messages: list[ChatMessage]
+    add_generation_prompt: bool | None = Field(None, description="False leaves the assistant's turn unopened.")
+    continue_final_message: bool | None = Field(None, description="The answer goes on with the final message's words.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the chat template.")
+
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _plain_messages(cls, messages: Any) -> Any:
+        _check_length("messages", messages, MAX_MESSAGES)
+        if isinstance(messages, list):
+            messages = [_supported_part(message, f"messages[{index}].") for index, message in enumerate(messages)]
+        return normalize_messages(messages)
+
+    @field_validator("chat_template_kwargs", mode="after")
+    @classmethod
+    def _leave_the_templates_own(cls, variables: dict[str, Any] | None) -> dict[str, Any] | None:
+        for name in variables or ():
+            if name in TEMPLATES_OWN or name.startswith("_"):
+                path = f"chat_template_kwargs.{name[:100]}"
+                raise InvalidRequestError(f"{path} is not the caller's to set", path)
+        return variables
+
+    @model_validator(mode="after")
+    def _go_on_or_begin(self) -> Conversation:
+        if self.add_generation_prompt and self.continue_final_message:
+            raise InvalidRequestError(
+                "continue_final_message and add_generation_prompt cannot both be true", "continue_final_message"
+            )
+        return self
+
+
+class ChatCompletionRequest(GenerationRequest, Conversation):
+    refused = refusals.CHAT
+
     max_completion_tokens: int | None = None
     logprobs: bool | None = Field(None, description="The log probability of each token of the answer.")
     top_logprobs: int | None = Field(None, description="0 to 20: and of so many of the likeliest there.")
@@ -213,14 +268,6 @@ class ChatCompletionRequest(GenerationRequest):
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequestError("top_logprobs may only be set when logprobs is true", "top_logprobs")
         return self
-
-    @field_validator("messages", mode="before")
-    @classmethod
-    def _plain_messages(cls, messages: Any) -> Any:
-        _check_length("messages", messages, MAX_MESSAGES)
-        if isinstance(messages, list):
-            messages = [_supported_part(message, f"messages[{index}].") for index, message in enumerate(messages)]
-        return normalize_messages(messages)
 
     def engine_field_names(self) -> dict[str, str]:
         """How the caller spelled what the engine calls prompt, logprobs and max_tokens."""
@@ -282,4 +329,6 @@ def _are_token_ids(value: Any) -> bool:
 def _supported_part(message: Any, prefix: str) -> Any:
     if not isinstance(message, dict):
         return message
+    if message.get("tool_calls") == []:  # as clients keep an answer without any
+        message = {name: value for name, value in message.items() if name != "tool_calls"}
     return refusals.keep_supported(message, ChatMessage.model_fields.keys(), refusals.MESSAGE, prefix)

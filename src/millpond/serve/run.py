@@ -42,11 +42,13 @@ def serve(
     notify: Callable[[str], None] = print,
     on_ready: Callable[[Running], None] | None = None,
     log_level: str = "warning",
+    strict: bool = False,
 ) -> None:
     """Serve an engine over HTTP; returns after a stop signal, when requests have drained or were ended.
 
     port 0 takes a free one. model_names default to the engine's. notify gets the start-up lines; on_ready is
-    called, in the server's thread, once it answers. Raises OSError when the address cannot be bound.
+    called, in the server's thread, once it answers. strict refuses fields of a request that nobody knows. Raises
+    OSError when the address cannot be bound.
     """
     with contextlib.closing(_bind(host, port)) as listener:
         asyncio.run(
@@ -58,6 +60,7 @@ def serve(
                 notify=notify,
                 on_ready=on_ready,
                 log_level=log_level,
+                strict=strict,
             )
         )
 
@@ -76,10 +79,15 @@ async def _serve(
     notify: Callable[[str], None],
     on_ready: Callable[[Running], None] | None,
     log_level: str,
+    strict: bool,
 ) -> None:
     async_engine = AsyncEngine(engine)
     app = create_app(
-        async_engine, model_names=model_names, tokenizer=engine.tokenizer, chat_template=engine.chat_template
+        async_engine,
+        model_names=model_names,
+        tokenizer=engine.tokenizer,
+        chat_template=engine.chat_template,
+        strict=strict,
     )
     config = uvicorn.Config(
         app,
