@@ -117,6 +117,23 @@ def test_a_run_is_banned_across_what_was_there_before_a_preemption():
         assert sampler.sample(row.copy(), [1], [len(output)])[0] == [expected], output
 
 
+def test_a_run_is_banned_across_the_output_and_the_guesses_behind_it():
+    mask = TokenMask(banned_runs=((8, 9, 4),))
+    rows = np.zeros((3, WIDTH), np.float32)
+    rows[:, [4, 6]] = 9, 8
+    rows[0, 8], rows[1, 9] = 10, 10
+    for output, drafts, expected in (
+        ([8], [9], [9, 6]),
+        ([1], [8, 9], [8, 9, 6]),
+        ([8], [8, 9], [8, 9, 6]),
+        ([9], [9], [9, 4]),
+    ):
+        sampler = sampler_with(GREEDY, mask, output=output)
+        used = rows[3 - len(expected) :].copy()
+        positions = list(range(len(output), len(output) + len(used)))
+        assert sampler.sample(used, [1] * len(used), positions, [NO_DRAFT, *drafts])[0] == expected, (output, drafts)
+
+
 def test_a_neighbours_row_is_not_touched_and_the_next_in_the_slot_is_not_masked():
     sampler = sampler_with(GREEDY, TokenMask(allowed=(5,)))
     sampler.admit(0, Admission((1,), (), GREEDY, 0))

@@ -8,9 +8,9 @@ import pytest
 from millpond.build import build_engine
 from millpond.config import EngineConfig
 from millpond.core.request import SamplingParams
-from millpond.core.step import TokenScore
+from millpond.core.step import Admission, TokenScore
 from millpond.llm import LLM
-from millpond.runner.prompt_scores import NOT_FINITE_MESSAGE
+from millpond.runner.prompt_scores import NOT_FINITE_MESSAGE, PromptScorer
 from millpond.runner.scores import LEAST_LOGPROB, Scorer
 from tiny_llama import write_tiny_llama
 from tiny_runner import random_tokens
@@ -155,6 +155,13 @@ def test_a_prompt_that_is_preempted_halfway_is_scored_once(path, alone):
     num_tokens = len(PROMPTS[0]) - 1 + len(got[2].outputs[0].token_ids)
     assert len(num_scored) > num_tokens, "it was not preempted within its prompt"
     assert scores_of(got[2]) == scores_of(alone[0])
+
+
+def test_a_prompt_whose_answer_has_begun_is_not_scored_again():
+    scorer = PromptScorer(Scorer(10), lambda part: pytest.fail("scored"), 4)
+    for output, has_work in (((), True), ((5,), False)):
+        scorer.admit(0, Admission((1, 2, 3), output, SamplingParams(prompt_logprobs=0), 0))
+        assert scorer.has_work is has_work
 
 
 def test_the_scored_rows_of_a_prompt_go_through_the_head_a_few_at_a_time(llm, monkeypatch):

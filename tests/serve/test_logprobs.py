@@ -169,6 +169,16 @@ def test_an_echoed_prompt_stands_before_the_answer_and_its_scores_before_the_ans
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_half_a_character_at_the_prompts_end_stays_half_of_one(stream):
+    prompt, rest = ids("é")[:1], ids("é")[1:]
+    body = {"prompt": prompt, "echo": True, "max_tokens": 2, "logprobs": 0, "stream": stream}
+    response = complete(body, script={"cmpl-0-0": [*rest, *ids("x")]})
+    choices = [each["choices"][0] for each in (chunks_of(response) if stream else [response.json()])]
+    assert "".join(choice["text"] for choice in choices) == "\ufffd\ufffdx"
+    assert [each for choice in choices for each in choice["logprobs"]["text_offset"]] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_echo_without_logprobs_is_text_alone(stream):
     response = complete({"echo": True, "max_tokens": 2, "stream": stream}, script={"cmpl-0-0": ids("xy")})
     choices = [each["choices"][0] for each in (chunks_of(response) if stream else [response.json()])]

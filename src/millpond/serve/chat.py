@@ -15,6 +15,7 @@ from millpond.engine.async_engine import EngineRequest
 from millpond.serve.context import ServeContext, with_headers
 from millpond.serve.disconnect import while_connected
 from millpond.serve.generation import admissible, choice_requests, renaming, usage_of
+from millpond.serve.intake import SCORE_CHARACTERS, off_loop
 from millpond.serve.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from millpond.serve.protocol import ChatCompletionRequest
 from millpond.serve.responses import ChoiceText, Envelope, Tally, chat_choice, chat_delta, reason_of
@@ -47,7 +48,7 @@ async def _answer(context: ServeContext, body: ChatCompletionRequest) -> Respons
     if body.stream:
         chunk = replace(envelope, kind="chat.completion.chunk")
         return EventStream(_chunks(context, chunk, body, requests, names))
-    return JSONResponse(await _whole(context, envelope, body, requests, names))
+    return await _whole(context, envelope, body, requests, names)
 
 
 async def _whole(
@@ -56,22 +57,27 @@ async def _whole(
     body: ChatCompletionRequest,
     requests: Sequence[EngineRequest],
     names: TokenNames,
-) -> dict[str, Any]:
+) -> Response:
     tally, answers = Tally(len(requests)), {request.request_id: ChoiceText() for request in requests}
     index_of = {request_id: index for index, request_id in enumerate(answers)}
     async with aclosing(context.engine.generate_all(requests)) as outputs:
         async for output in outputs:
             tally.note(index_of[output.request_id], output)
             answers[output.request_id].add(output)
-    choices = [
-        chat_choice(index, each.text, each.finish_reason, chat_logprobs(names, each.scores) if body.logprobs else None)
-        for index, each in enumerate(answers.values())
-    ]
-    whole = {**envelope.wrap(choices), "usage": tally.usage()}
-    if body.prompt_logprobs is not None:
-        scores = next(iter(answers.values())).prompt_scores
-        whole["prompt_logprobs"] = prompt_logprobs(names, scores, body.prompt_logprobs)
-    return whole
+
+    def choice(index: int, each: ChoiceText) -> dict[str, Any]:
+        scores = chat_logprobs(names, each.scores) if body.logprobs else None
+        return chat_choice(index, each.text, each.finish_reason, scores)
+
+    def response() -> Response:
+        choices = [choice(index, each) for index, each in enumerate(answers.values())]
+        whole = {**envelope.wrap(choices), "usage": tally.usage()}
+        if body.prompt_logprobs is not None:
+            scores = answers[requests[0].request_id].prompt_scores
+            whole["prompt_logprobs"] = prompt_logprobs(names, scores, body.prompt_logprobs)
+        return JSONResponse(whole)
+
+    return await off_loop(response, SCORE_CHARACTERS * sum(each.num_scores for each in answers.values()))
 
 
 async def _chunks(

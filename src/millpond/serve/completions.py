@@ -17,14 +17,11 @@ from millpond.engine.outputs import RequestOutput
 from millpond.serve.context import ServeContext, with_headers
 from millpond.serve.disconnect import while_connected
 from millpond.serve.generation import admissible, choice_requests, renaming, usage_of
-from millpond.serve.intake import off_loop, prompt_names
+from millpond.serve.intake import SCORE_CHARACTERS, off_loop, prompt_names
 from millpond.serve.logprobs import CompletionLogprobs, TokenNames, joined, prompt_logprobs
 from millpond.serve.protocol import CompletionRequest
 from millpond.serve.responses import ChoiceText, Envelope, Tally, completion_choice, reason_of
 from millpond.serve.sse import EventStream, EventTemplate, data_event
-
-# What an entry of a logprobs object takes, in characters of text that are tokenized in the same time.
-SCORE_CHARACTERS = 10
 
 
 def completions_router(context: ServeContext) -> APIRouter:
@@ -116,8 +113,7 @@ async def _whole(context: ServeContext, envelope: Envelope, choices: _Choices) -
         bodies = [choices.whole(index, each) for index, each in enumerate(texts)]
         return JSONResponse({**envelope.wrap(bodies), "usage": choices.tally.usage()})
 
-    num_scores = sum((1 + len(score.top)) for each in texts for score in (*each.scores, *each.prompt_scores))
-    return await off_loop(response, SCORE_CHARACTERS * num_scores)
+    return await off_loop(response, SCORE_CHARACTERS * sum(each.num_scores for each in texts))
 
 
 async def _chunks(context: ServeContext, envelope: Envelope, choices: _Choices) -> AsyncGenerator[bytes]:

@@ -21,6 +21,8 @@ T = TypeVar("T")
 INLINE_CHARACTERS = 4096
 # A message takes the template some time, however short it is.
 MESSAGE_CHARACTERS = 50
+# What telling a log probability takes, in the same measure.
+SCORE_CHARACTERS = 10
 
 
 @dataclass(frozen=True, slots=True)

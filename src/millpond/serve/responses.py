@@ -67,6 +67,11 @@ class ChoiceText:
     def text(self) -> str:
         return "".join(self.pieces)
 
+    @property
+    def num_scores(self) -> int:
+        """The log probabilities that there are to tell."""
+        return sum(1 + len(score.top) for score in (*self.scores, *self.prompt_scores))
+
 
 def reason_of(output: RequestOutput) -> str | None:
     """`stop`, `length` or None. Raises EngineError for an answer that ended in any other way."""
