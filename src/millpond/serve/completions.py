@@ -118,7 +118,7 @@ async def _whole(context: ServeContext, envelope: Envelope, choices: _Choices) -
 
 async def _chunks(context: ServeContext, envelope: Envelope, choices: _Choices) -> AsyncGenerator[bytes]:
     """A chunk for each output that has a text, or scores to tell, or is the last of its choice."""
-    body, tally = choices.body, choices.tally
+    body, tally, index_of = choices.body, choices.tally, choices.index_of
     shown = [CompletionLogprobs(choices.names) for _ in choices.requests]
     begun: set[int] = set()
 
@@ -134,19 +134,22 @@ async def _chunks(context: ServeContext, envelope: Envelope, choices: _Choices) 
         prompt = shown[index].prompt(ids, output.prompt_scores or (), body.logprobs)
         return joined(prompt, shown[index].output(output.scores))
 
-    is_plain = body.logprobs is None and not body.continuous_usage
+    is_echo_alone, is_plain = body.is_echo_alone, body.logprobs is None and not body.continuous_usage
     texts = [EventTemplate(partial(payload, index)) for index in range(len(shown))] if is_plain else []
     async with aclosing(context.engine.generate_all(choices.requests)) as outputs:
-        async for each in outputs:
-            index, output = choices.take(each)
-            reason, is_first, text = reason_of(output), index not in begun, output.text
-            if is_first:
+        async for output in outputs:
+            index, text, is_first = index_of[output.request_id], output.text, False
+            if index not in begun:
                 begun.add(index)
-                text = choices.echoes[index] + text
-            if reason or not is_plain:
-                if reason or text or output.scores:
-                    yield data_event(payload(index, text, reason, logprobs(index, output, is_first)))
-            elif text:
-                yield texts[index](text)
+                is_first, text = True, choices.echoes[index] + text
+            if is_echo_alone:
+                output, text = _without_token(output), choices.echoes[index]
+            tally.note(index, output)
+            reason = reason_of(output)
+            if reason is None and is_plain:
+                if text:
+                    yield texts[index](text)
+            elif reason or text or output.scores:
+                yield data_event(payload(index, text, reason, logprobs(index, output, is_first)))
     if body.include_usage:
         yield data_event({**envelope.wrap([]), "usage": tally.usage()})

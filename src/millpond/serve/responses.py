@@ -40,7 +40,8 @@ class Tally:
 
     def note(self, index: int, output: RequestOutput) -> None:
         """The choice with this index has come so far."""
-        self._prompt[index // self.n] = output.num_prompt_tokens
+        if index not in self._completion:
+            self._prompt[index // self.n] = output.num_prompt_tokens
         self._completion[index] = output.num_output_tokens
 
     def usage(self) -> dict[str, int]:
