@@ -13,10 +13,12 @@ from millpond.core.speculation import Drafter, StepLoad
 from millpond.core.step import (
     Admission,
     RequestFault,
+    RequestScores,
     SampledTokens,
     ScheduledRequest,
     SchedulerOutput,
     StepResult,
+    TokenScore,
 )
 
 DEFAULT_TOKENS = range(100, 1000)
@@ -33,6 +35,12 @@ def expected_output(prompt: Sequence[int], num_tokens: int, tokens: range = DEFA
     for _ in range(num_tokens):
         sequence.append(next_token(sequence, tokens))
     return sequence[len(prompt) :]
+
+
+def scripted_score(token_id: int, num_top: int) -> TokenScore:
+    """The score that the scripted model gives a token, whatever stands before it."""
+    top = tuple((other, -1 / (2 + other)) for other in range(num_top))
+    return TokenScore(token_id, -1 / (2 + token_id), 1 + token_id, top)
 
 
 class ScriptedRunner:
@@ -60,6 +68,7 @@ class ScriptedRunner:
         self.outputs: list[SchedulerOutput] = []
         self.admissions: list[tuple[int, str, Admission]] = []
         self.slot_owners: dict[int, str] = {}
+        self._admission_of: dict[int, Admission] = {}
         self._kv: dict[tuple[int, int], int] = {}
 
     def execute(self, output: SchedulerOutput) -> StepResult:
@@ -80,12 +89,24 @@ class ScriptedRunner:
                 faults.append(RequestFault(each.request_id, "the logits are not finite"))
             else:
                 sampled.append(SampledTokens(each.request_id, self._sample(each)))
-        return StepResult(tuple(sampled), tuple(faults))
+        tokens_of = dict(sampled)
+        scores = (self._scores(each, tokens_of.get(each.request_id, ())) for each in output.scheduled)
+        return StepResult(tuple(sampled), tuple(faults), scores=tuple(each for each in scores if each is not None))
+
+    def _scores(self, each: ScheduledRequest, token_ids: tuple[int, ...]) -> RequestScores | None:
+        admission = self._admission_of[each.slot]
+        num_top, of_prompt = admission.sampling.logprobs, admission.sampling.prompt_logprobs
+        sampled = () if num_top is None else tuple(scripted_score(token_id, num_top) for token_id in token_ids)
+        first, end = each.first_position + 1, each.first_position + len(each.token_ids) + (not each.samples)
+        prompt = () if of_prompt is None else admission.prompt_token_ids[first:end]
+        scored = tuple(scripted_score(token_id, of_prompt or 0) for token_id in prompt)
+        return RequestScores(each.request_id, sampled, first, scored) if sampled or scored else None
 
     def _take_slot(self, each: ScheduledRequest) -> None:
         if each.admission is not None:
             self.admissions.append((each.slot, each.request_id, each.admission))
             self.slot_owners[each.slot] = each.request_id
+            self._admission_of[each.slot] = each.admission
         owner = self.slot_owners.get(each.slot)
         assert owner == each.request_id, f"slot {each.slot} is {owner}'s, not {each.request_id}'s: admission missing"
 

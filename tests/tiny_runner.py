@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from millpond.build import build_model_runner
 from millpond.config import EngineConfig
+from millpond.core.masks import TokenMask
 from millpond.core.request import Request, SamplingParams
 from millpond.core.scheduler import Scheduler
 from millpond.runner.model_runner import ModelRunner
@@ -43,12 +44,15 @@ class Sampled:
     """A runner's sampler that keeps the logits it is given."""
 
     def __init__(self, sampler) -> None:
-        self.admit, self.warm_up, self._sample = sampler.admit, sampler.warm_up, sampler.sample
+        self._sampler = sampler
         self.logits: NDArray[np.float32] = np.empty((0, 0), np.float32)
+
+    def __getattr__(self, name):
+        return getattr(self._sampler, name)
 
     def sample(self, logits, *arguments):
         self.logits = logits.copy()
-        return self._sample(logits, *arguments)
+        return self._sampler.sample(logits, *arguments)
 
 
 class Answer:
@@ -66,13 +70,14 @@ def drive(
     *,
     max_tokens: int = 12,
     sampling: SamplingParams = GREEDY,
+    mask: TokenMask | None = None,
     **sizes: Any,
 ) -> tuple[dict[str, Answer], Scheduler]:
     """Run all the requests to their end. sizes are the scheduler's, and must be within the runner's."""
     defaults = {"num_blocks": 16, "block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 64}
     scheduler = Scheduler(**{**defaults, "max_model_len": MAX_MODEL_LEN, "watermark_blocks": 0, **sizes})
     for seed, (request_id, prompt) in enumerate(prompts.items()):
-        scheduler.add_request(Request(request_id, tuple(prompt), max_tokens, sampling, seed=seed))
+        scheduler.add_request(Request(request_id, tuple(prompt), max_tokens, sampling, seed=seed, mask=mask))
     answers = {request_id: Answer() for request_id in prompts}
     runner.sampler, plain = Sampled(runner.sampler), runner.sampler
     while scheduler.has_work:

@@ -9,7 +9,7 @@ from millpond.version import __version__
 
 if TYPE_CHECKING:
     from millpond.config import EngineConfig
-    from millpond.core.request import SamplingParams
+    from millpond.core.sampling import SamplingParams
     from millpond.engine.engine import Engine
     from millpond.llm import LLM
 
@@ -19,7 +19,7 @@ _HOMES = {
     "LLM": "millpond.llm",
     "Engine": "millpond.engine.engine",
     "EngineConfig": "millpond.config",
-    "SamplingParams": "millpond.core.request",
+    "SamplingParams": "millpond.core.sampling",
 }
 
 

@@ -92,7 +92,8 @@ class ServerConfig:
     Without api_keys every route is open. cors_origins are those of pages that may ask from a browser, "*" for all.
     tls_key None means that the key is in tls_cert. max_body_bytes bounds a request's body. drain_timeout is how many
     seconds running answers have to end by themselves after a stop signal. log_prompts puts the bodies of requests
-    into the log. otlp_endpoint is the URL of a collector of traces.
+    into the log. otlp_endpoint is the URL of a collector of traces. strict refuses fields of a request that nobody
+    knows, which otherwise are named in the header X-Millpond-Warning.
     """
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)
@@ -104,6 +105,7 @@ class ServerConfig:
     log_level: str = "info"
     log_prompts: bool = False
     otlp_endpoint: str | None = None
+    strict: bool = False
 
     def __post_init__(self) -> None:
         for number, key in enumerate(self.api_keys, 1):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -14,7 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from millpond.config import EngineConfig
-from millpond.core.request import FinishReason, SamplingParams
+from millpond.core.request import FinishReason
+from millpond.core.sampling import SamplingParams
+from millpond.core.step import TokenScore
 from millpond.engine.engine import Engine
 from millpond.engine.outputs import RequestOutput
 from millpond.errors import InvalidRequestError
@@ -25,29 +28,54 @@ Prompt = str | Sequence[int]
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One answer. finish_reason is `stop`, `length` or `error`; error says what went wrong, for the last alone."""
+    """One answer. finish_reason is `stop`, `length` or `error`; error says what went wrong, for the last alone.
+
+    logprobs has an entry for each token where sampling_params ask for them.
+    """
 
     index: int = 0
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str | None = None
+    logprobs: list[TokenScore] | None = None
 
     def add(self, output: RequestOutput) -> None:
         self.text += output.text
         self.token_ids += output.new_token_ids
         self.finish_reason = output.finish_reason
         self.error = output.error
+        if self.logprobs is not None:
+            self.logprobs += output.scores
 
 
 @dataclass(slots=True)
 class Completion:
-    """What one prompt got. prompt is None where token ids were given."""
+    """What one prompt got: as many outputs as its sampling_params say n. prompt is None where token ids were given.
+
+    prompt_logprobs, where they were asked for, has an entry for each of the prompt's tokens; that of the first is None.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
-    outputs: list[CompletionOutput] = field(default_factory=lambda: [CompletionOutput()])
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    prompt_logprobs: list[TokenScore | None] | None = None
+
+    def choices(self, sampling: SamplingParams) -> dict[str, SamplingParams]:
+        """The requests of the outputs, by id."""
+        choices = sampling.choices()
+        return {self.request_id if i == 0 else f"{self.request_id}-{i}": each for i, each in enumerate(choices)}
+
+    def open(self, sampling: SamplingParams) -> None:
+        """One empty output for each answer to come."""
+        logprobs = sampling.logprobs is not None
+        self.outputs = [CompletionOutput(index, logprobs=[] if logprobs else None) for index in range(sampling.n)]
+
+    def add(self, index: int, output: RequestOutput) -> None:
+        self.outputs[index].add(output)
+        if output.prompt_scores is not None and self.prompt_logprobs is None:
+            self.prompt_logprobs = [None, *output.prompt_scores]
 
 
 class LLM:
@@ -124,20 +152,24 @@ class LLM:
         samplings = _one_for_each(sampling_params, len(completions))
         for completion, sampling in zip(completions, samplings, strict=True):
             self.engine.limits.check(completion.prompt_token_ids, sampling)
+        takers: dict[str, Callable[[RequestOutput], None]] = {}
         try:
             for completion, sampling in zip(completions, samplings, strict=True):
-                self.engine.add_request(completion.request_id, completion.prompt_token_ids, sampling)
-            self._turn({completion.request_id: completion.outputs[0] for completion in completions}, progress)
+                completion.open(sampling)
+                for index, (request_id, choice) in enumerate(completion.choices(sampling).items()):
+                    self.engine.add_request(request_id, completion.prompt_token_ids, choice)
+                    takers[request_id] = partial(completion.add, index)
+            self._turn(takers, progress)
         except BaseException:
             self.engine.abort_all()
             raise
         return completions
 
-    def _turn(self, answers: Mapping[str, CompletionOutput], progress: bool | None) -> None:
-        with _progress_bar(len(answers), progress) as advance:
+    def _turn(self, takers: Mapping[str, Callable[[RequestOutput], None]], progress: bool | None) -> None:
+        with _progress_bar(len(takers), progress) as advance:
             while self.engine.has_unfinished:
                 for output in self.engine.step():
-                    answers[output.request_id].add(output)
+                    takers[output.request_id](output)
                     advance(output)
 
 

@@ -71,7 +71,7 @@ def test_every_server_flag_reaches_the_server(engine, served, pair):
     cert, key = pair
     flags = (
         "--host ::1 --port 0 --served-model-name demo --log-level debug --drain-timeout 2.5 --max-body-bytes 1M "
-        "--api-key one --api-key two --cors-origin https://a.test --cors-origin https://b.test --log-prompts "
+        "--api-key one --api-key two --cors-origin https://a.test --cors-origin https://b.test --log-prompts --strict "
         f"--log-format json --tls-cert {cert} --tls-key {key} --otlp-endpoint http://127.0.0.1:4318/v1/traces"
     )
     assert run(["serve", *flags.split()], {}) == 0
@@ -82,6 +82,7 @@ def test_every_server_flag_reaches_the_server(engine, served, pair):
         api_keys=("one", "two"),
         cors_origins=("https://a.test", "https://b.test"),
         log_prompts=True,
+        strict=True,
         tls_cert=cert,
         tls_key=key,
         otlp_endpoint="http://127.0.0.1:4318/v1/traces",

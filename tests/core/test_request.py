@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -63,12 +64,62 @@ def test_tokens_between_two_positions_run_over_prompt_and_output(start, end):
         ("ignore_eos", None),
         ("include_stop_str_in_output", 1),
         ("skip_special_tokens", 0),
+        ("n", 0),
+        ("n", 129),
+        ("n", True),
+        ("min_tokens", -1),
+        ("min_tokens", 17),
+        ("min_tokens", 1.0),
+        ("stop", ("a",) * 17),
+        ("stop", "a" * 1001),
+        ("stop", "a\ud800"),
+        ("stop_token_ids", (5,) * 1001),
+        ("bad_words", ("",)),
+        ("bad_words", (5,)),
+        ("bad_words", ("a",) * 129),
+        ("bad_words", ("a" * 2049, "b" * 2048)),
+        ("bad_words", "\udfff"),
+        ("logit_bias", {"5": 1.0}),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {5: 100.5}),
+        ("logit_bias", {5: -101}),
+        ("logit_bias", {5: float("nan")}),
+        ("logit_bias", {5: None}),
+        ("logit_bias", [5]),
+        ("logit_bias", 5),
+        ("allowed_token_ids", ()),
+        ("allowed_token_ids", (1.5,)),
+        ("allowed_token_ids", (-1,)),
+        ("allowed_token_ids", "5"),
+        ("logprobs", -1),
+        ("logprobs", 21),
+        ("logprobs", True),
+        ("prompt_logprobs", 21),
     ],
 )
 def test_a_sampling_parameter_out_of_range_is_refused_by_name(field, value):
     with pytest.raises(InvalidRequestError, match=field) as refused:
         SamplingParams(**{field: value})
     assert refused.value.param == field
+
+
+def test_what_is_listed_or_mapped_cannot_change_any_more_and_may_be_given_again():
+    given = {7: -100, 5: 1.5}
+    sampling = SamplingParams(logit_bias=given, bad_words="x", allowed_token_ids=[5, 7])
+    given[5] = 9
+    assert (sampling.logit_bias, sampling.bad_words, sampling.allowed_token_ids) == (
+        ((5, 1.5), (7, -100)),
+        ("x",),
+        (5, 7),
+    )
+    assert replace(sampling, top_k=3).logit_bias == sampling.logit_bias
+
+
+def test_as_many_choices_as_asked_for_have_seeds_that_follow_one_another():
+    alone, three = SamplingParams(seed=2**64 - 2), SamplingParams(seed=2**64 - 2, n=3)
+    assert alone.choices() == (alone,)
+    assert three.choices() == tuple(SamplingParams(seed=seed) for seed in (2**64 - 2, 2**64 - 1, 0))
+    assert SamplingParams(n=2).choices() == (SamplingParams(), SamplingParams())
 
 
 def test_one_stop_string_is_a_tuple_of_one():

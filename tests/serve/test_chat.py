@@ -11,6 +11,12 @@ from tiny_server import NOW, ask, chunks_of, events_of
 PATH = "/v1/chat/completions"
 AWKWARD = 'a"b\\c\n\0é👩\u2028'
 HELLO = [{"role": "user", "content": "hi"}]
+
+
+def calls_with(arguments):
+    return [{"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}]
+
+
 RENDERED = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -28,7 +34,8 @@ def prompt_of(messages, **template):
 
 
 def refused(messages):
-    response = chat({"messages": messages})
+    # As JSON escapes it, for half of a surrogate pair cannot be sent in any other way.
+    response = ask(make_engine(), PATH, json.dumps({"messages": messages}))
     assert response.status_code == 400, response.text
     return response.json()["error"]
 
@@ -156,10 +163,19 @@ def test_content_that_is_not_text_is_refused_by_its_place(content, param):
         (["hi"], "messages[0]"),
         ([{"content": "hi"}], "messages[0].role"),
         ([{"role": "wizard", "content": "hi"}], "messages[0].role"),
-        ([*HELLO, {"role": "tool", "content": "hi"}], "messages[1].role"),
+        ([*HELLO, {"role": "tool", "content": None}], "messages[1].content"),
+        ([*HELLO, {"role": "tool", "content": "hi", "tool_call_id": 5}], "messages[1].tool_call_id"),
+        ([*HELLO, {"role": "function", "content": "hi"}], "messages[1].role"),
         ([{"role": "user", "content": "hi", "name": 5}], "messages[0].name"),
-        ([{"role": "user", "content": "hi", "colour": "red"}], "messages[0].colour"),
-        ([*HELLO, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}], "messages[1].tool_calls"),
+        ([*HELLO, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}], "messages[1].tool_calls[0]"),
+        (
+            [*HELLO, {"role": "assistant", "tool_calls": calls_with("{")}],
+            "messages[1].tool_calls[0].function.arguments",
+        ),
+        ([*HELLO, {"role": "assistant", "content": None}], "messages[1].content"),
+        ([{"role": "user", "content": "a\0b"}], "messages[0].content"),
+        ([*HELLO, {"role": "user", "content": "\udc00"}], "messages[1].content"),
+        ([*HELLO, {"role": "user", "content": [{"type": "text", "text": "\ud800"}]}], "messages[1].content"),
     ],
 )
 def test_messages_that_cannot_be_served_are_refused_by_their_place(messages, param):
@@ -176,6 +192,88 @@ def test_an_answer_can_be_sent_back_as_clients_keep_it():
         "annotations": [],
     }
     assert "assistant\nyes<|im_end|>" in prompt_of([*HELLO, kept, *HELLO])
+
+
+TOOLS_TEMPLATE = (
+    "{% for message in messages %}[{{ message.role }}{% for call in message.tool_calls or [] %} calls "
+    "{{ call.function.name }} with {{ call.function.arguments | tojson }}{% endfor %}"
+    "{% if message.tool_call_id %} to {{ message.tool_call_id }}{% endif %}: {{ message.content }}]{% endfor %}"
+)
+
+
+def test_a_history_with_calls_of_tools_reaches_the_template():
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": calls_with('{"a": 1}')},
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "two"}]},
+    ]
+    assert prompt_of(messages, chat_template=TOOLS_TEMPLATE) == (
+        '[user: hi][assistant calls f with {"a": 1}: ][tool to 1: two]'
+    )
+
+
+def test_a_name_that_a_template_writes_is_checked_too():
+    template = "{{ messages[0].name }}"
+    for name in ("a\0", "\ud800"):
+        body = json.dumps({"messages": [{"role": "user", "content": "hi", "name": name}]})
+        response = ask(make_engine(tokenizer=tokenizer_with(chat_template=template)), PATH, body)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "messages"
+
+
+def rendered(body, **template):
+    engine = make_engine(tokenizer=tokenizer_with(**template), max_model_len=2000, num_blocks=600)
+    response = chat({"max_tokens": 1, **body}, engine)
+    assert response.status_code == 200, response.text
+    return tiny_tokenizer().decode(engine.runner.admissions[0][2].prompt_token_ids, skip_special_tokens=False)
+
+
+def test_the_assistants_turn_is_left_unopened_where_asked_for():
+    assert rendered({"add_generation_prompt": False}) == "<|im_start|>user\nhi<|im_end|>\n"
+    assert rendered({"add_generation_prompt": True}) == RENDERED
+
+
+BEGUN = [*HELLO, {"role": "assistant", "content": "It is "}]
+
+
+@pytest.mark.parametrize("generation", [None, False])
+def test_the_final_message_is_continued_from_its_last_character(generation):
+    body = {"messages": BEGUN, "continue_final_message": True, "add_generation_prompt": generation}
+    assert rendered(body) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nIt is "
+    assert rendered({"messages": BEGUN}).endswith("It is <|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_the_final_message_is_continued_though_its_words_were_there_before():
+    messages = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "ab"}]
+    template = "{% for m in messages %}({{ m.content | trim }}) {% endfor %}ab"
+    assert rendered({"messages": messages, "continue_final_message": True}, chat_template=template) == "(ab) (ab"
+
+
+@pytest.mark.parametrize(
+    ("body", "template", "param"),
+    [
+        ({"continue_final_message": True, "add_generation_prompt": True}, {}, "continue_final_message"),
+        ({"continue_final_message": True}, {"chat_template": "{{ messages[0].role }}"}, "continue_final_message"),
+        ({"continue_final_message": True, "messages": [{"role": "user", "content": " "}]}, {}, "messages[0].content"),
+        ({"continue_final_message": 1}, {}, "continue_final_message"),
+        ({"chat_template_kwargs": {"messages": []}}, {}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"bos_token": "x"}}, {}, "chat_template_kwargs.bos_token"),
+        ({"chat_template_kwargs": {"_steps": 5}}, {}, "chat_template_kwargs._steps"),
+        ({"chat_template_kwargs": {"add_generation_prompt": 5}}, {}, "chat_template_kwargs.add_generation_prompt"),
+        ({"chat_template_kwargs": {"a": "x" * 10**6}}, {}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": [1]}, {}, "chat_template_kwargs"),
+    ],
+)
+def test_ways_to_render_that_make_no_sense_are_refused_by_name(body, template, param):
+    response = chat(body, make_engine(tokenizer=tokenizer_with(**template)))
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+def test_further_variables_reach_the_template_whatever_they_are_called():
+    template = "{{ self_ }}{{ colour }}{{ messages[0].content }}"
+    body = {"chat_template_kwargs": {"self_": "a", "colour": ["red"], "self": 1, "kwargs": 2}}
+    assert rendered(body, chat_template=template) == "a['red']hi"
 
 
 def test_the_templates_own_objection_is_a_400_with_its_words():

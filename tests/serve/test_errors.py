@@ -138,7 +138,7 @@ LONG = "x" * 50_000
     ],
 )
 def test_a_refusal_does_not_send_back_all_that_it_refuses(messages):
-    response = ask(make_engine(), "/v1/chat/completions", {"messages": messages})
+    response = ask(make_engine(), "/v1/chat/completions", {"messages": messages}, strict=True)
     error = error_of(response, 400)
     assert error["message"].startswith(("messages[0].", "unknown field messages[0]."))
     assert len(response.content) < 2500

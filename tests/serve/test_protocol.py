@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 
 import pytest
@@ -24,11 +25,13 @@ def chat(**fields):
 
 def post(path, **body):
     base = {"prompt": "hi"} if path == "/v1/completions" else {"messages": HELLO}
-    return ask(make_engine(), path, {**base, **body})
+    return ask(make_engine(), path, json.dumps({**base, **body}))
 
 
 EVERY_FIELD = {
+    "n": 2,
     "max_tokens": 3,
+    "min_tokens": 2,
     "temperature": 0.5,
     "top_p": 0.9,
     "top_k": 5,
@@ -36,18 +39,22 @@ EVERY_FIELD = {
     "repetition_penalty": 1.1,
     "presence_penalty": 0.2,
     "frequency_penalty": 0.3,
+    "logit_bias": {"12": -100, "5": 1.5},
+    "allowed_token_ids": [5, 12],
+    "bad_words": ["y"],
     "seed": 4,
     "stop": ["x"],
     "stop_token_ids": [7],
     "include_stop_str_in_output": True,
     "ignore_eos": True,
     "skip_special_tokens": False,
+    "prompt_logprobs": 3,
 }
 
 
 def test_every_sampling_field_reaches_the_engine():
-    assert EVERY_FIELD.keys() == {field.name for field in fields(SamplingParams)}
-    expected = SamplingParams(**{**EVERY_FIELD, "stop": ("x",), "stop_token_ids": (7,)})
+    assert EVERY_FIELD.keys() | {"logprobs"} == {field.name for field in fields(SamplingParams)}
+    expected = SamplingParams(**{**EVERY_FIELD, "logit_bias": {12: -100, 5: 1.5}})
     assert completion(**EVERY_FIELD).sampling() == expected
     assert chat(**EVERY_FIELD).sampling() == expected
 
@@ -63,6 +70,15 @@ BAD_VALUES = [
     ("top_k", -2), ("min_p", 2), ("repetition_penalty", 0), ("presence_penalty", 3), ("frequency_penalty", -3),
     ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", "5"), ("max_tokens", 1.5), ("seed", "x"), ("seed", 2**64),
     ("stop_token_ids", [1.5]), ("stop_token_ids", ["abc"]), ("stop_token_ids", [-1]), ("stop_token_ids", 5),
+    ("stop_token_ids", [267]), ("min_tokens", -1),
+    ("n", 0), ("n", 129), ("n", 1.5), ("n", True),
+    ("prompt_logprobs", -1), ("prompt_logprobs", 21), ("min_tokens", 17), ("min_tokens", "1"), ("bad_words", [""]),
+    ("bad_words", "x"), ("bad_words", [5]), ("bad_words", ["\ud800"]), ("bad_words", ["a"] * 129), ("stop", "\ud800"),
+    ("allowed_token_ids", []), ("allowed_token_ids", [267]), ("allowed_token_ids", [-1]), ("allowed_token_ids", ["a"]),
+    ("allowed_token_ids", 5), ("logit_bias", {"-1": 1}), ("logit_bias", {"267": 1}), ("logit_bias", {str(2**31): 1}),
+    ("logit_bias", {"abc": 1}), ("logit_bias", {"1.5": 1}), ("logit_bias", {"": 1}), ("logit_bias", {"9" * 5000: 1}),
+    ("logit_bias", {"\u0665": 1}), ("logit_bias", {"5": 101}), ("logit_bias", {"5": -100.5}),
+    ("logit_bias", {"5": None}), ("logit_bias", {"5": "1"}), ("logit_bias", [[5, 1]]),
     ("ignore_eos", "yes"), ("stream", 1), ("stream_options", 5), ("user", 5), ("model", 5),
 ]  # fmt: skip
 
@@ -70,7 +86,7 @@ BAD_VALUES = [
 @pytest.mark.parametrize(("name", "value"), BAD_VALUES)
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_a_value_out_of_range_or_of_the_wrong_type_is_refused_by_name(path, name, value):
-    response = post(path, **{name: value})
+    response = post(path, **{"max_tokens": 16, name: value})
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["type"] == "invalid_request_error"
@@ -108,16 +124,15 @@ def test_stop_token_ids_are_at_most_a_thousand():
 
 
 UNSUPPORTED = {
-    "n": 2, "logit_bias": {"5": 1}, "response_format": {"type": "json_object"}, "min_tokens": 1, "bad_words": ["x"],
-    "allowed_token_ids": [1], "use_beam_search": True, "echo": True, "best_of": 2, "logprobs": 1,
-    "truncate_prompt_tokens": 5, "guided_json": {}, "structured_outputs": {}, "prompt_logprobs": 1, "priority": 1,
+    "response_format": {"type": "json_object"}, "use_beam_search": True, "best_of": 2,
+    "truncate_prompt_tokens": 5, "guided_json": {},
+    "structured_outputs": {}, "priority": 1,
 }  # fmt: skip
-UNSUPPORTED_COMPLETION = {**UNSUPPORTED, "suffix": "x", "logprobs": 0, "max_completion_tokens": 5}
+UNSUPPORTED_COMPLETION = {**UNSUPPORTED, "suffix": "x", "max_completion_tokens": 5}
 UNSUPPORTED_CHAT = {
-    **UNSUPPORTED, "logprobs": True, "top_logprobs": 1, "tools": [{"type": "function"}], "tool_choice": "auto",
+    **UNSUPPORTED, "echo": True, "tools": [{"type": "function"}], "tool_choice": "auto",
     "functions": [{}], "function_call": "auto", "parallel_tool_calls": False, "audio": {}, "modalities": ["audio"],
     "prediction": {}, "reasoning_effort": "low", "store": True, "metadata": {"a": "b"}, "chat_template": "x",
-    "chat_template_kwargs": {"x": 1}, "continue_final_message": True, "add_generation_prompt": False,
 }  # fmt: skip
 
 
@@ -138,9 +153,9 @@ def test_a_chat_refuses_by_name_what_is_not_supported(name, value):
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_refusal_is_a_400_streamed_or_not(path, stream):
-    response = post(path, stream=stream, n=2)
+    response = post(path, stream=stream, best_of=2)
     assert response.status_code == 400
-    assert response.json()["error"]["param"] == "n"
+    assert response.json()["error"]["param"] == "best_of"
 
 
 @pytest.mark.parametrize(("path", "table"), [("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)])
@@ -151,7 +166,7 @@ def test_values_that_change_nothing_may_be_sent(path, table):
 
 
 def test_a_remedy_is_spelled_in_json():
-    for name, value, remedy in (("echo", True, "false"), ("suffix", "x", '""'), ("n", 2, "1")):
+    for name, value, remedy in (("use_beam_search", True, "false"), ("suffix", "x", '""'), ("best_of", 2, "1")):
         with pytest.raises(InvalidRequestError, match=f"set it to {remedy}$"):
             completion(**{name: value})
     with pytest.raises(InvalidRequestError, match=r'"auto" or "default"$'):
@@ -159,8 +174,8 @@ def test_a_remedy_is_spelled_in_json():
 
 
 def test_true_is_not_one():
-    assert post("/v1/completions", n=True).status_code == 400
-    assert post("/v1/completions", echo=0).status_code == 400
+    assert post("/v1/completions", best_of=True).status_code == 400
+    assert post("/v1/completions", use_beam_search=0).status_code == 400
 
 
 @pytest.mark.parametrize("kind", ["json_object", "json_schema", "xml", None])
@@ -170,16 +185,58 @@ def test_a_response_format_is_never_silently_ignored(kind):
     assert response.json()["error"]["param"] == "response_format"
 
 
+UNKNOWN = {
+    "temprature": ({"temprature": 0.5}, "temprature"),
+    "an option of the stream": (
+        {"stream": True, "stream_options": {"usage": True}, "max_tokens": 1}, "stream_options.usage"
+    ),
+    "a line's end": ({"a\r\nSet-Cookie: \u00e9": 1}, "a\\r\\nSet-Cookie: \\u00e9"),
+    "a long name": ({"x" * 500: 1}, "x" * 100),
+    "many": ({f"x{i}": i for i in range(12)}, "x0, x1, x2, x3, x4, x5, x6, x7, x8, x9 and 2 more"),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_an_unknown_field_is_refused_by_name_and_says_that_the_server_is_strict(path):
-    error = post(path, temprature=0.5).json()["error"]
-    assert error["param"] == "temprature"
-    assert "refuses fields that it does not know" in error["message"]
+@pytest.mark.parametrize(("fields", "named"), UNKNOWN.values(), ids=UNKNOWN)
+def test_an_unknown_field_changes_nothing_and_is_named_in_a_header(path, fields, named):
+    response = post(path, **{"max_tokens": 4, **fields})
+    assert response.status_code == 200
+    assert response.headers["X-Millpond-Warning"] == f"unknown fields were ignored: {named}"
+    if not fields.get("stream"):
+        assert response.json() == post(path, max_tokens=4).json()
 
 
-def test_an_unknown_stream_option_is_refused_by_its_path():
-    error = post("/v1/completions", stream=True, stream_options={"usage": True}).json()["error"]
-    assert error["param"] == "stream_options.usage"
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(("fields", "named"), UNKNOWN.values(), ids=UNKNOWN)
+def test_a_strict_server_refuses_the_first_unknown_field_by_its_path(path, fields, named):
+    base = {"prompt": "hi"} if path == "/v1/completions" else {"messages": HELLO}
+    response = ask(make_engine(), path, {**base, **fields}, strict=True)
+    assert response.status_code == 400
+    assert "--strict" in response.json()["error"]["message"]
+    assert json.dumps(response.json()["error"]["param"])[1:-1] == named.split(",")[0]
+
+
+def test_an_unknown_field_of_a_message_is_named_by_its_place_and_kept_from_the_template():
+    messages = [*HELLO, {"role": "user", "content": "hi", "colour": "red"}]
+    response = post("/v1/chat/completions", messages=messages, max_tokens=1)
+    assert response.headers["X-Millpond-Warning"].endswith(": messages[1].colour")
+    assert chat(messages=messages).messages[1].as_template_sees_it() == {"role": "user", "content": "hi"}
+
+
+def test_what_is_known_has_no_warning():
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        assert "X-Millpond-Warning" not in post(path, max_tokens=1, seed=5, user="me").headers
+
+
+@pytest.mark.parametrize("prompt", ["a\0", "a\ud800b", ["a", "\0"], ["a", "\udfff"]])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_no_text_is_refused_before_a_stream_begins(prompt, stream):
+    response = post("/v1/completions", prompt=prompt, stream=stream)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == ("prompt" if isinstance(prompt, str) else "prompt[1]")
+
+
+def test_a_stream_option_of_the_wrong_type_is_refused():
     assert post("/v1/completions", stream=True, stream_options={"include_usage": "yes"}).status_code == 400
 
 

@@ -100,7 +100,7 @@ def test_the_asynchronous_client_gets_many_answers_at_once(url):
 
 def test_the_openai_client_raises_its_own_errors(client):
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="tiny", messages=HELLO, n=2)
+        client.chat.completions.create(model="tiny", messages=HELLO, n=0)
     assert caught.value.param == "n"
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="other", messages=HELLO)

@@ -26,7 +26,8 @@ from millpond.cli.options import (
 from millpond.cli.settings import Settings
 from millpond.cli.streaming import answer, chat_prompt, interrupt_flag, write_out
 from millpond.config import EngineConfig
-from millpond.core.request import FinishReason, SamplingParams
+from millpond.core.request import FinishReason
+from millpond.core.sampling import SamplingParams
 from millpond.errors import InvalidRequestError
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from millpond.cli.options import (
 from millpond.cli.settings import Settings
 from millpond.cli.streaming import answer, chat_prompt, write_out
 from millpond.config import EngineConfig
-from millpond.core.request import SamplingParams
+from millpond.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine

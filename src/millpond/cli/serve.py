@@ -73,6 +73,13 @@ Port = Annotated[
     int, typer.Option("--port", parser=parse_port, metavar="PORT", help="Port to listen on; 0 takes a free one.")
 ]
 
+ServedModelName = Annotated[
+    str | None, typer.Option("--served-model-name", help="Name that clients use [default: MODEL as given]")
+]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Refuse fields that nobody knows, instead of naming them in a header.")
+]
+
 
 def register(app: typer.Typer) -> None:
     app.command("serve", help=HELP, epilog=EXAMPLES)(serve)
@@ -97,9 +104,7 @@ def serve(
     speculative: Speculative = DEFAULTS.speculative,
     speculative_tokens: SpeculativeTokens = DEFAULTS.speculative_tokens,
     audit: Annotated[bool, typer.Option("--audit", help="Check every invariant after every step (slow).")] = False,
-    served_model_name: Annotated[
-        str | None, typer.Option("--served-model-name", help="Name that clients use [default: MODEL as given]")
-    ] = None,
+    served_model_name: ServedModelName = None,
     seed: Annotated[int, typer.Option("--seed", help="Key of the seeds of requests that bring none.")] = DEFAULTS.seed,
     api_key: ApiKey = None,
     api_key_file: ApiKeyFile = None,
@@ -112,6 +117,7 @@ def serve(
     log_format: LogFormat = "text",
     log_prompts: LogPrompts = False,
     otlp_endpoint: OtlpEndpoint = None,
+    strict: Strict = False,
 ) -> None:
     settings, given = context.ensure_object(Settings), dict(context.params)
     config = EngineConfig(**_of(EngineConfig, given))

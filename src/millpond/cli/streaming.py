@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from millpond.core.request import FinishReason, SamplingParams
+from millpond.core.request import FinishReason
+from millpond.core.sampling import SamplingParams
 from millpond.errors import EngineError
 
 if TYPE_CHECKING:

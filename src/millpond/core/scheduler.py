@@ -408,7 +408,8 @@ def _missing_tokens(request: Request) -> int:
 
 
 def _admission(request: Request) -> Admission:
-    return Admission(request.prompt_token_ids, tuple(request.output_token_ids), request.sampling, request.seed)
+    output = tuple(request.output_token_ids)
+    return Admission(request.prompt_token_ids, output, request.sampling, request.seed, request.mask)
 
 
 def _checked(

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from millpond.core.request import SamplingParams
+from millpond.core.masks import TokenMask
+from millpond.core.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class Admission:
     output_token_ids: tuple[int, ...]
     sampling: SamplingParams
     seed: int
+    mask: TokenMask | None = None
 
 
 class ScheduledRequest(NamedTuple):
@@ -64,6 +66,30 @@ class SampledTokens(NamedTuple):
     token_ids: tuple[int, ...]
 
 
+class TokenScore(NamedTuple):
+    """One token's log probability under the raw logits of its position, and its rank among all tokens, from 1 on.
+
+    top are the likeliest tokens there and their log probabilities, likeliest first, lower id first among equals.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+class RequestScores(NamedTuple):
+    """The scores of a step for one request that asked for them.
+
+    sampled are those of its new tokens, in order; prompt those of the prompt's tokens from prompt_position on.
+    """
+
+    request_id: str
+    sampled: tuple[TokenScore, ...] = ()
+    prompt_position: int = 0
+    prompt: tuple[TokenScore, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class RequestFault:
     """A fault that belongs to one request (its logits are not finite, say): it ends with `error`, nobody else does."""
@@ -86,11 +112,15 @@ NO_TIMES = RunnerTimes()
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the forward gave: the tokens of each scheduled request with `samples`, less the faults."""
+    """What the forward gave: the tokens of each scheduled request with `samples`, less the faults.
+
+    scores has an entry for each request that has any in this step, whether it got a token or not.
+    """
 
     sampled: tuple[SampledTokens, ...]
     faults: tuple[RequestFault, ...] = ()
     times: RunnerTimes = field(default=NO_TIMES, compare=False)
+    scores: tuple[RequestScores, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from millpond.core.request import SamplingParams
+from millpond.core.sampling import SamplingParams
 from millpond.core.step import StepStats
 from millpond.engine.engine import Engine
 from millpond.engine.limits import RequestLimits

@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 
 from millpond.config import EngineConfig
 from millpond.core.invariants import Auditor
-from millpond.core.request import FinishReason, Request, SamplingParams
+from millpond.core.request import FinishReason, Request
+from millpond.core.sampling import SEED_BITS, SEEDS, SamplingParams
 from millpond.core.scheduler import RequestUpdate, Scheduler
-from millpond.core.step import Clock, Runner, SchedulerOutput, StepResult, StepStats
+from millpond.core.step import Clock, RequestScores, Runner, SchedulerOutput, StepResult, StepStats
 from millpond.engine.answer import Answer
 from millpond.engine.limits import RequestLimits
+from millpond.engine.masks import token_mask
 from millpond.engine.metrics import EngineMetrics
 from millpond.engine.outputs import RequestOutput
 from millpond.errors import InvalidRequestError
@@ -21,8 +23,6 @@ from millpond.text.chat import ChatTemplate
 from millpond.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-SEED_BITS = 64
 
 
 class Engine:
@@ -52,7 +52,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.chat_template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
         self.model_name = model_name
-        self.limits = RequestLimits(vocab_size, scheduler.door)
+        self.limits = RequestLimits(vocab_size, scheduler.door, tokenizer.eos_token_ids)
         self.observer = observer
         self.metrics: EngineMetrics | None = None
         self._clock = clock
@@ -84,15 +84,18 @@ class Engine:
         """
         if request_id in self._answers:
             raise InvalidRequestError(f"request id {request_id!r} is already in use", "request_id")
+        if sampling.n != 1:
+            raise InvalidRequestError(f"an engine's request is one answer, but n is {sampling.n}", "n")
         max_tokens = self.limits.check(prompt_token_ids, sampling)
-        ends = frozenset() if sampling.ignore_eos else self.tokenizer.eos_token_ids
+        ends = self.limits.end_token_ids(sampling)
         request = Request(
             request_id=request_id,
             prompt_token_ids=tuple(prompt_token_ids),
             max_tokens=max_tokens,
             sampling=sampling,
-            stop_token_ids=ends.union(sampling.stop_token_ids),
-            seed=self._seeds.getrandbits(SEED_BITS) if sampling.seed is None else sampling.seed % 2**SEED_BITS,
+            stop_token_ids=ends,
+            seed=self._seeds.getrandbits(SEED_BITS) if sampling.seed is None else sampling.seed % SEEDS,
+            mask=token_mask(sampling, ends, self.tokenizer),
         )
         answer = Answer(request, self.tokenizer)
         self.scheduler.add_request(request)
@@ -134,6 +137,8 @@ class Engine:
         executed = self._clock()
         updates = () if result is None else self.scheduler.update(result)
         updated = self._clock()
+        if result is not None and result.scores:
+            self._note(result.scores)
         outputs = self._fail(plan) if result is None else [self._output(update) for update in updates]
         if self._auditor is not None:
             self._auditor.after_update(result or StepResult(()))
@@ -159,6 +164,11 @@ class Engine:
                 "step %d failed; its %d requests end with an error: %s", plan.step, len(plan.scheduled), request_ids
             )
             return None
+
+    def _note(self, scores: Sequence[RequestScores]) -> None:
+        for each in scores:
+            if (answer := self._answers.get(each.request_id)) is not None:
+                answer.note(each)
 
     def _fail(self, plan: SchedulerOutput) -> list[RequestOutput]:
         request_ids = [each.request_id for each in plan.scheduled]

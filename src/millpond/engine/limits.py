@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millpond.core.door import Door
-from millpond.core.request import SamplingParams
+from millpond.core.sampling import SamplingParams
 from millpond.errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """vocab_size bounds token ids; the scheduler's door bounds lengths."""
+    """vocab_size bounds token ids; the scheduler's door bounds lengths; eos_token_ids end what does not ignore them."""
 
     vocab_size: int
     door: Door
+    eos_token_ids: frozenset[int] = frozenset()
 
     @property
     def max_total_tokens(self) -> int:
@@ -24,15 +25,36 @@ class RequestLimits:
 
     def check(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> int:
         """The max_tokens that the request runs with. Raises InvalidRequestError with the limit and both numbers."""
-        self._check_ids(prompt_token_ids, "prompt")
-        self._check_ids(sampling.stop_token_ids, "stop_token_ids")
+        self.check_ids(prompt_token_ids, "prompt")
+        self.check_ids(sampling.stop_token_ids, "stop_token_ids")
+        self.check_ids(sampling.allowed_token_ids or (), "allowed_token_ids")
+        self.check_ids([token_id for token_id, _ in sampling.biases], "logit_bias")
         length, max_tokens = len(prompt_token_ids), sampling.max_tokens
         if max_tokens is None:
             max_tokens = self.door.max_tokens_that_fit(length)
         self.door.check(length, max_tokens)
+        self._check_minimum(sampling, max_tokens)
         return max_tokens
 
-    def _check_ids(self, token_ids: Sequence[int], param: str) -> None:
+    def end_token_ids(self, sampling: SamplingParams) -> frozenset[int]:
+        """The tokens that end an answer."""
+        ends = frozenset() if sampling.ignore_eos else self.eos_token_ids
+        return ends.union(sampling.stop_token_ids)
+
+    def _check_minimum(self, sampling: SamplingParams, max_tokens: int) -> None:
+        if sampling.min_tokens > max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens is {sampling.min_tokens}, but at most {max_tokens} tokens have room behind this prompt",
+                "min_tokens",
+            )
+        allowed = sampling.allowed_token_ids if sampling.min_tokens else None
+        if allowed and self.end_token_ids(sampling).issuperset(allowed):
+            raise InvalidRequestError(
+                f"allowed_token_ids holds only tokens that end the answer, and min_tokens is {sampling.min_tokens}",
+                "allowed_token_ids",
+            )
+
+    def check_ids(self, token_ids: Sequence[int], param: str) -> None:
         # map, min and max run in C: a long prompt is checked without a loop in Python.
         if strange := set(map(type, token_ids)) - {int}:
             bad = next(each for each in token_ids if type(each) in strange)

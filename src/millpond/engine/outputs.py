@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from millpond.core.request import FinishReason
+from millpond.core.step import TokenScore
 
 
 class RequestOutput(NamedTuple):
@@ -12,7 +13,8 @@ class RequestOutput(NamedTuple):
 
     text is what came to the answer in this step: the texts of all steps join to the whole answer.
     num_output_tokens counts every generated token so far, with an end token whose text is not shown.
-    error is set with finish_reason `error`, and only then.
+    error is set with finish_reason `error`, and only then. scores are those of new_token_ids where the request asks for
+    logprobs; prompt_scores, those of all the prompt's tokens but the first, come with the first new token.
     """
 
     request_id: str
@@ -22,3 +24,5 @@ class RequestOutput(NamedTuple):
     num_prompt_tokens: int
     num_output_tokens: int
     error: str | None = None
+    scores: tuple[TokenScore, ...] = ()
+    prompt_scores: tuple[TokenScore, ...] | None = None

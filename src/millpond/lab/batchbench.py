@@ -11,7 +11,8 @@ from typing import Any
 from millpond.core.block_pool import blocks_for_length
 from millpond.core.door import Door
 from millpond.core.invariants import Auditor
-from millpond.core.request import FinishReason, Request, SamplingParams
+from millpond.core.request import FinishReason, Request
+from millpond.core.sampling import SamplingParams
 from millpond.core.scheduler import Scheduler
 from millpond.core.speculation import FIXED_ROWS
 from millpond.core.step import Clock, Runner, ScheduledRequest

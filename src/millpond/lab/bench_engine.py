@@ -12,7 +12,7 @@ from random import Random
 from statistics import median
 from typing import Protocol
 
-from millpond.core.request import SamplingParams
+from millpond.core.sampling import SamplingParams
 from millpond.core.step import Clock
 from millpond.errors import ConfigError, EngineError
 from millpond.lab.workload import random_prompt, w1

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
-from millpond.core.request import SamplingParams
+from millpond.core.sampling import SamplingParams
 from millpond.core.step import Clock
 from millpond.engine.engine import Engine
 from millpond.errors import EngineError

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from statistics import median
 
-from millpond.core.request import SamplingParams
+from millpond.core.sampling import SamplingParams
 from millpond.core.speculation import Drafter, PromptLookup
 from millpond.core.step import Clock
 from millpond.engine.engine import Engine

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from millpond.core.request import SamplingParams
+from millpond.core.sampling import SamplingParams
 from millpond.engine.engine import Engine
 from millpond.lab.latency import Latencies
 from millpond.lab.workload import WorkloadRequest

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from millpond.core.block_pool import blocks_for_length
 from millpond.core.step import (
+    Admission,
     Clock,
     RequestFault,
+    RequestScores,
     RunnerTimes,
     SampledTokens,
     ScheduledRequest,
@@ -39,13 +41,20 @@ from millpond.model.config import ModelConfig
 from millpond.model.llama import forward, link_forward
 from millpond.model.outliers import PROBE_TOKENS, find_outliers, probe_tokens, take_out
 from millpond.model.weights import LlamaWeights
+from millpond.runner.prompt_scores import NOT_FINITE_MESSAGE, PromptScorer, ScoredPrompts, joined
 from millpond.runner.sampler import Sampler
-from millpond.runner.sampler_kernels import NO_DRAFT, sample_rows
+from millpond.runner.sampler_kernels import ALL_MASKED, NO_DRAFT, NOT_FINITE, sample_rows
 
 # Not every threading layer of Numba lets two threads enter a parallel region at once: one of them ends the process.
 ONE_REGION = threading.Lock()
 # Of the pool, how many blocks for each slot are in memory before the first request.
 FIRST_BLOCKS = 4
+# With fewer slots there is still room for the logits of so many of a prompt's rows at once.
+PROMPT_ROWS = 32
+NOTHING_TO_CHOOSE = {
+    NOT_FINITE: NOT_FINITE_MESSAGE,
+    ALL_MASKED: "allowed_token_ids, bad_words and min_tokens together leave no token to choose",
+}
 
 
 class ModelRunner:
@@ -74,22 +83,23 @@ class ModelRunner:
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._clock = clock
-        self.config, self._packed = config, packed
+        self.config, self._packed, self._kv_dtype = config, packed, kv_storage(dtype, kv_dtype)
         self._max_rows, self._max_model_len, self._vocab_size = max_num_batched_tokens, max_model_len, vocab_size
         self._per_block = block_size // BLOCK
         self._first_blocks = FIRST_BLOCKS * max_num_seqs * self._per_block
-        self._kv_dtype = kv_storage(dtype, kv_dtype)
         self._weights: Weights = new_weights(config, packed, max(max_model_len, PROBE_TOKENS))
         self._cache: KVCache = new_kv_cache(config, num_blocks * self._per_block, self._kv_dtype)
         self._scratch: Scratch = new_scratch(
             config,
             self._kv_dtype,
             rows=max_num_batched_tokens,
-            sampled=min(max_num_seqs * (1 + max_drafts), max(max_num_seqs, max_num_batched_tokens)),
+            sampled=min(max(max_num_seqs * (1 + max_drafts), PROMPT_ROWS), max(max_num_seqs, max_num_batched_tokens)),
             max_model_len=max_model_len,
             threads=threads,
         )
         self.sampler = Sampler(max_num_seqs, vocab_size, self._scratch.logits.shape[1])
+        self._special: dict[int, str] = {}
+        self._prompts = PromptScorer(self.sampler.scorer, self._all_logits, len(self._scratch.logits))
         tiles = partial(
             load_tiles,
             isa,
@@ -156,20 +166,41 @@ class ModelRunner:
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Run one step; a request whose logits are not finite gets a fault instead of a token."""
         started = self._clock()
+        self._seat(output)
+        scoring, prompts = 0.0, ScoredPrompts(output.scheduled)
+        if self._prompts.has_work:
+            seated = self._clock()
+            prompts = self._prompts.take(output.scheduled)
+            scoring = self._clock() - seated
+        scheduled = prompts.left
+        batch = self._batch(scheduled)
+        prepared = self._clock()
+        if scheduled:
+            self._forward(batch, self._scratch)
+        computed = self._clock()
+        sampled, faults, scores = self._sample([each for each in scheduled if each.samples])
+        times = RunnerTimes(prepared - started - scoring, computed - prepared + scoring, self._clock() - computed)
+        return StepResult(sampled, faults + prompts.faults, times, joined(scores, prompts.scores))
+
+    def _seat(self, output: SchedulerOutput) -> None:
+        """Tell the sampler who has taken a slot, and which of those that were special there are gone."""
+        if self._special:
+            gone = output.released + output.preempted
+            for slot in [slot for slot, request_id in self._special.items() if request_id in gone]:
+                del self._special[slot]
+                self.sampler.leave(slot)
+                self._prompts.leave(slot)
         for each in output.scheduled:
             if each.admission is not None:
                 self.sampler.admit(each.slot, each.admission)
-        batch = self._batch(output.scheduled)
-        prepared = self._clock()
-        self._forward(batch, self._scratch)
-        computed = self._clock()
-        sampled, faults = self._sample([each for each in output.scheduled if each.samples])
-        times = RunnerTimes(prepared - started, computed - prepared, self._clock() - computed)
-        return StepResult(sampled, faults, times)
+                self._prompts.admit(each.slot, each.admission)
+                self._special.pop(each.slot, None)
+                if is_special(each.admission):
+                    self._special[each.slot] = each.request_id
 
     def _sample(
         self, sampling: Sequence[ScheduledRequest]
-    ) -> tuple[tuple[SampledTokens, ...], tuple[RequestFault, ...]]:
+    ) -> tuple[tuple[SampledTokens, ...], tuple[RequestFault, ...], tuple[RequestScores, ...]]:
         """What came of the logits' rows, which are those of each request in turn."""
         slots, positions, guesses = [], [], []
         for each in sampling:
@@ -180,18 +211,29 @@ class ModelRunner:
             if each.num_drafts:
                 guesses += each.token_ids[-each.num_drafts :]
         if not slots:
-            return (), ()
+            return (), (), ()
         logits, tops = self._scratch.logits[: len(slots)], self._scratch.tops[: len(slots)]
         token_ids, _ = self.sampler.sample(logits, slots, positions, guesses, tops)
-        sampled, faults, row = [], [], 0
+        scored = self.sampler.scores(logits, slots, token_ids) if self._special else {}
+        sampled, faults, scores, row = [], [], [], 0
         for each in sampling:
-            rows, row = token_ids[row : row + 1 + each.num_drafts], row + 1 + each.num_drafts
+            first, row = row, row + 1 + each.num_drafts
+            rows = token_ids[first:row]
             # Below 0 are rows behind a wrong guess and those without finite logits.
             if tokens := tuple([token_id for token_id in rows if token_id >= 0]):
                 sampled.append(SampledTokens(each.request_id, tokens))
+                if scored and first in scored:
+                    own = tuple([scored[first + index] for index in range(len(tokens))])
+                    scores.append(RequestScores(each.request_id, own))
             else:
-                faults.append(RequestFault(each.request_id, "the model's logits are not finite numbers"))
-        return tuple(sampled), tuple(faults)
+                faults.append(RequestFault(each.request_id, NOTHING_TO_CHOOSE[rows[0]]))
+        return tuple(sampled), tuple(faults), tuple(scores)
+
+    def _all_logits(self, chunk: ScheduledRequest) -> NDArray[np.float32]:
+        """The logits of every row of a chunk that fits the scratch, which keeps them until the next forward."""
+        batch = self._batch([chunk._replace(samples=True)])._replace(sampled=np.arange(len(chunk.token_ids)))
+        self._forward(batch, self._scratch)
+        return self._scratch.logits[: len(chunk.token_ids), : self._vocab_size]
 
     def _batch(self, scheduled: Sequence[ScheduledRequest]) -> Batch:
         # Lists, and an array of each at the end: with few rows, calls of numpy take longer than all their arithmetic.
@@ -265,3 +307,9 @@ class ModelRunner:
         touch(self._cache, self._scratch, self._first_blocks)
         self.logits([0])
         self.sampler.warm_up()
+
+
+def is_special(admission: Admission) -> bool:
+    """Whether a request's rows want more than the compiled sampler does for all of them."""
+    wants_scores = admission.sampling.logprobs is not None or admission.sampling.prompt_logprobs is not None
+    return wants_scores or admission.mask is not None

@@ -7,7 +7,7 @@ from statistics import median
 import numpy as np
 
 from millpond.core.block_pool import blocks_for_length
-from millpond.core.request import SamplingParams
+from millpond.core.sampling import SamplingParams
 from millpond.core.step import Admission, ScheduledRequest, SchedulerOutput
 from millpond.kernels.threads import phases_walked, time_phases
 from millpond.model.floors import AFTER, BEFORE, StepShape, phase_names

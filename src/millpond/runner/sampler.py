@@ -1,6 +1,7 @@
 """The sampler: logits to tokens, every row by its own rules and by nothing else.
 
-Penalties work on the raw logits, then temperature, then min_p, top_k and top_p on what that makes likely.
+A request's mask is laid over the raw logits, then come penalties, then temperature, then min_p, top_k and top_p on
+what that makes likely.
 """
 
 from collections.abc import Sequence
@@ -9,9 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.core.step import Admission
+from millpond.core.step import Admission, TokenScore
 from millpond.kernels.matmul import COLUMNS
+from millpond.runner.masks import SlotMask
 from millpond.runner.sampler_kernels import (
+    ALL_MASKED,
     BLOCK,
     BRACKET,
     IN_PROMPT,
@@ -21,6 +24,7 @@ from millpond.runner.sampler_kernels import (
     Scratch,
     sample_rows,
 )
+from millpond.runner.scores import Scorer
 
 LARGEST_VOCABULARY = 1 << 20
 SEED_BITS = (1 << 64) - 1
@@ -62,6 +66,10 @@ class Sampler:
             block_tops=np.empty(-(-vocab_size // BLOCK), np.float32),
             ids=np.empty(BRACKET, np.int64),
         )
+        self._masks: dict[int, SlotMask] = {}
+        self._num_top: dict[int, int] = {}
+        self._raw_rows: dict[int, NDArray[np.float32]] = {}
+        self.scorer = Scorer(vocab_size)
 
     def admit(self, slot: int, admission: Admission) -> None:
         """Give the slot the rules, the seed and the penalty counts of a request, new or resumed after a preemption.
@@ -80,9 +88,19 @@ class Sampler:
         rules.penalised[slot] = (
             sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
         )
+        self.leave(slot)
+        if admission.mask is not None:
+            self._masks[slot] = SlotMask(admission.mask, admission.output_token_ids)
+        if sampling.logprobs is not None:
+            self._num_top[slot] = sampling.logprobs
         if rules.penalised[slot]:
             rules.counts[slot] = np.bincount(self._countable(admission.output_token_ids), minlength=self.vocab_size)
             rules.counts[slot, self._countable(admission.prompt_token_ids)] |= IN_PROMPT
+
+    def leave(self, slot: int) -> None:
+        """The request that had the slot is gone; so that what was special about it costs nobody any more."""
+        self._masks.pop(slot, None)
+        self._num_top.pop(slot, None)
 
     def _countable(self, token_ids: Sequence[int]) -> NDArray[np.int64]:
         """The ids that have a logit here; an embedding may know more of them than the vocabulary does."""
@@ -100,7 +118,8 @@ class Sampler:
         """One token per row of logits [rows, logits_width] (float32, C order), for these slots and output positions.
 
         Returns the token ids and, per row, whether it could not be sampled because it holds a NaN or +inf or
-        nothing above -inf; such a row's token is -1. Where a slot has penalties, its token counts as output at once.
+        nothing above -inf; such a row's token is -1, or -4 where it is the slot's own mask that left nothing. Rows of
+        slots with a mask are masked in place. Where a slot has penalties, its token counts as output at once.
         drafts holds, per row, the guess that it was computed behind, or NO_DRAFT; None is no draft anywhere. A guess
         is right where it is the token of the row above, else the row's token is -2 and nothing was sampled.
         tops [rows, tiles or more], float32 in C order, are the largest logits of each row's tiles as the forward pass
@@ -115,11 +134,70 @@ class Sampler:
                 f"({rows}, {self.logits_width}), got {logits.shape}"
             )
         tops = np.empty((rows, 0), np.float32) if tops is None else self._checked(tops, rows)
+        emptied = self._mask_rows(logits, tops, slots, output_positions, drafts) if self._masks else ()
         tokens = np.empty(rows, np.int64)
-        slots, positions = np.array(slots, np.int64), np.array(output_positions, np.int64)
+        places, positions = np.array(slots, np.int64), np.array(output_positions, np.int64)
         guesses = np.full(rows, NO_DRAFT) if drafts is None else np.array(drafts, np.int64)
-        sample_rows(logits, tops, slots, positions, guesses, self._rules, self._scratch, tokens)
-        return tokens.tolist(), (tokens == NOT_FINITE).tolist()
+        sample_rows(logits, tops, places, positions, guesses, self._rules, self._scratch, tokens)
+        for row in emptied:
+            tokens[row] = ALL_MASKED if tokens[row] == NOT_FINITE else tokens[row]
+        token_ids, flags = tokens.tolist(), (tokens == NOT_FINITE).tolist()
+        if self._masks:
+            self._follow(slots, token_ids)
+        return token_ids, flags
+
+    def _mask_rows(
+        self,
+        logits: NDArray[np.float32],
+        tops: NDArray[np.float32],
+        slots: Sequence[int],
+        output_positions: Sequence[int],
+        drafts: Sequence[int] | None,
+    ) -> list[int]:
+        """Mask the rows of the slots that have a mask, and note their tiles' largest anew; returns the rows in which
+        that left no token. A row that is not finite stays as it is, for its fault to show."""
+        emptied: list[int] = []
+        for index, slot in enumerate(slots):
+            if (mask := self._masks.get(slot)) is None:
+                continue
+            row, guesses = logits[index, : self.vocab_size], []
+            for behind in range(index, -1, -1):
+                if drafts is None or drafts[behind] == NO_DRAFT:
+                    break
+                guesses.append(drafts[behind])
+            if not -np.inf < row.max() < np.inf:
+                continue
+            if slot in self._num_top:
+                self._raw_rows[index] = row.copy()
+            mask.edit(row, output_positions[index], guesses[::-1])
+            if tops.size:
+                note_tops_of(row, tops[index])
+            if row.max() == -np.inf:
+                emptied.append(index)
+        return emptied
+
+    def scores(
+        self, logits: NDArray[np.float32], slots: Sequence[int], token_ids: Sequence[int]
+    ) -> dict[int, TokenScore]:
+        """What sample() chose from these rows, scored for the slots that ask for it, by row. To be called right after.
+
+        The scores are those of the raw logits: what mask, penalties and temperature make of them does not count.
+        """
+        found: dict[int, TokenScore] = {}
+        if self._num_top:
+            for row, (slot, token_id) in enumerate(zip(slots, token_ids, strict=True)):
+                if token_id >= 0 and (num_top := self._num_top.get(slot)) is not None:
+                    raw = self._raw_rows.get(row, logits[row, : self.vocab_size])
+                    score = self.scorer.score(raw, token_id, num_top)
+                    assert score is not None, "a token was chosen from a row that is not finite"
+                    found[row] = score
+        self._raw_rows.clear()
+        return found
+
+    def _follow(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
+        for slot, token_id in zip(slots, token_ids, strict=True):
+            if slot in self._masks and token_id >= 0:
+                self._masks[slot].follow((token_id,))
 
     def _checked(self, tops: NDArray[np.float32], rows: int) -> NDArray[np.float32]:
         tiles = self._scratch.tops.size
@@ -139,3 +217,11 @@ class Sampler:
         none = np.empty(0, np.int64)
         logits = np.empty((0, self.logits_width), np.float32)
         return logits, logits, none, none, none, self._rules, self._scratch, none
+
+
+def note_tops_of(row: NDArray[np.float32], tops: NDArray[np.float32]) -> None:
+    """The largest logit of each of a row's tiles, the last of which may be a part of one, over those in tops."""
+    whole = row.size // COLUMNS
+    row[: whole * COLUMNS].reshape(whole, COLUMNS).max(axis=1, out=tops[:whole])
+    if whole * COLUMNS < row.size:
+        tops[whole] = row[whole * COLUMNS :].max()

@@ -19,6 +19,7 @@ GREEDY_BELOW = 1e-5  # temperatures under this are 0
 NOT_FINITE = -1  # in place of a token id: the row holds a NaN, or +inf, or nothing but -inf
 NOT_REACHED = -2  # in place of a token id: the row follows a draft that was wrong
 NO_DRAFT = -3  # in place of a draft: the row follows a token that is known
+ALL_MASKED = -4  # in place of a token id: the request's own mask left no token of the row
 
 WEIGHT_BITS = 42  # 2**20 tokens of the largest weight still fit int64
 WEIGHT_ONE = 1 << WEIGHT_BITS

@@ -25,6 +25,7 @@ from millpond.serve.intake import Intake
 from millpond.serve.meta import meta_router
 from millpond.serve.metrics import EngineCollector, metrics_router
 from millpond.serve.request_log import CLIENT_CLOSED_REQUEST, REQUEST_ID, RequestLog
+from millpond.serve.tokens import tokens_router
 from millpond.text.chat import ChatTemplate
 from millpond.text.tokenizer import Tokenizer
 from millpond.version import __version__
@@ -60,6 +61,7 @@ def create_app(
         new_id=answer_id,
         started=int(now()),
         drain=drain,
+        strict=config.strict,
     )
     app = FastAPI(title="millpond", version=__version__)
     install_error_handlers(app)
@@ -67,8 +69,8 @@ def create_app(
     responses: Counter[tuple[str, int]] = Counter()
     _add_middleware(app, config, drain, new_id, responses)
     collector = EngineCollector(async_engine.metrics, context.model_names[0], responses)
-    routers = (meta_router(context), metrics_router(collector), completions_router(context), chat_router(context))
-    for router in routers:
+    meta = meta_router(context), metrics_router(collector)
+    for router in (*meta, completions_router(context), chat_router(context), tokens_router(context)):
         app.include_router(router)
     return app
 

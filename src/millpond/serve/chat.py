@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from millpond.engine.async_engine import EngineRequest
-from millpond.serve.context import ServeContext
+from millpond.serve.context import ServeContext, with_headers
 from millpond.serve.disconnect import while_connected
-from millpond.serve.generation import admissible, renaming, with_usage
+from millpond.serve.generation import admissible, choice_requests, renaming, usage_of
+from millpond.serve.intake import SCORE_CHARACTERS, off_loop
+from millpond.serve.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from millpond.serve.protocol import ChatCompletionRequest
 from millpond.serve.responses import ChoiceText, Envelope, Tally, chat_choice, chat_delta, reason_of
 from millpond.serve.sse import EventStream, EventTemplate, data_event
@@ -24,7 +27,8 @@ def chat_router(context: ServeContext) -> APIRouter:
 
     @router.post("/v1/chat/completions", response_model=None)
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
-        return await while_connected(request.receive, _answer(context, body))
+        warnings = context.warnings(body)
+        return with_headers(await while_connected(request.receive, _answer(context, body)), warnings)
 
     return router
 
@@ -35,44 +39,81 @@ async def _answer(context: ServeContext, body: ChatCompletionRequest) -> Respons
     )
     with renaming(body.engine_field_names()):
         sampling = body.sampling()
-        prompt_token_ids = await context.intake.chat(body.messages)
-        request = EngineRequest(envelope.id, prompt_token_ids, sampling)
-        admissible(context.engine, request)
+        prompt_token_ids = await context.intake.chat(body)
+        requests = choice_requests(envelope.id, [prompt_token_ids], sampling)
+        if sampling.n == 1:
+            requests = [EngineRequest(envelope.id, prompt_token_ids, sampling)]
+        admissible(context.engine, requests[0])
+    names = TokenNames(context.intake.tokenizer, sampling.skip_special_tokens)
     if body.stream:
         chunk = replace(envelope, kind="chat.completion.chunk")
-        return EventStream(_chunks(context, chunk, request, body.include_usage))
-    return JSONResponse(await _whole(context, envelope, request))
+        return EventStream(_chunks(context, chunk, body, requests, names))
+    return await _whole(context, envelope, body, requests, names)
 
 
-async def _whole(context: ServeContext, envelope: Envelope, request: EngineRequest) -> dict[str, Any]:
-    tally, answer = Tally(), ChoiceText()
-    async with aclosing(context.engine.generate_all([request])) as outputs:
+async def _whole(
+    context: ServeContext,
+    envelope: Envelope,
+    body: ChatCompletionRequest,
+    requests: Sequence[EngineRequest],
+    names: TokenNames,
+) -> Response:
+    tally, answers = Tally(len(requests)), {request.request_id: ChoiceText() for request in requests}
+    index_of = {request_id: index for index, request_id in enumerate(answers)}
+    async with aclosing(context.engine.generate_all(requests)) as outputs:
         async for output in outputs:
-            tally.note(output)
-            answer.add(output)
-    return {**envelope.wrap([chat_choice(answer.text, answer.finish_reason)]), "usage": tally.usage()}
+            tally.note(index_of[output.request_id], output)
+            answers[output.request_id].add(output)
+
+    def choice(index: int, each: ChoiceText) -> dict[str, Any]:
+        scores = chat_logprobs(names, each.scores) if body.logprobs else None
+        return chat_choice(index, each.text, each.finish_reason, scores)
+
+    def response() -> Response:
+        choices = [choice(index, each) for index, each in enumerate(answers.values())]
+        whole = {**envelope.wrap(choices), "usage": tally.usage()}
+        if body.prompt_logprobs is not None:
+            scores = answers[requests[0].request_id].prompt_scores
+            whole["prompt_logprobs"] = prompt_logprobs(names, scores, body.prompt_logprobs)
+        return JSONResponse(whole)
+
+    return await off_loop(response, SCORE_CHARACTERS * sum(each.num_scores for each in answers.values()))
 
 
 async def _chunks(
-    context: ServeContext, envelope: Envelope, request: EngineRequest, include_usage: bool
+    context: ServeContext,
+    envelope: Envelope,
+    body: ChatCompletionRequest,
+    requests: Sequence[EngineRequest],
+    names: TokenNames,
 ) -> AsyncGenerator[bytes]:
-    """The role once, before everything; the finish reason once, after everything and alone."""
+    """Of each choice the role once, before everything; the finish reason once, after everything and alone."""
+    tally, index_of = Tally(len(requests)), {request.request_id: index for index, request in enumerate(requests)}
 
-    def payload(delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-        return with_usage(envelope.wrap([chat_delta(delta, reason)]), include_usage)
+    def payload(index: int, delta: dict[str, Any], reason: str | None = None, scores: Any = None) -> dict[str, Any]:
+        return {**envelope.wrap([chat_delta(index, delta, reason, scores)]), **usage_of(body, tally)}
 
-    tally, text = Tally(), EventTemplate(lambda content: payload({"content": content}))
-    begun = False
-    async with aclosing(context.engine.generate_all([request])) as outputs:
+    def content(index: int, text: str) -> dict[str, Any]:
+        return payload(index, {"content": text})
+
+    is_plain = not body.logprobs and not body.continuous_usage
+    texts = [EventTemplate(partial(content, index)) for index in range(len(requests))] if is_plain else []
+    begun: set[int] = set()
+    async with aclosing(context.engine.generate_all(requests)) as outputs:
         async for output in outputs:
-            tally.note(output)
+            index = index_of[output.request_id]
+            tally.note(index, output)
             reason = reason_of(output)
-            if not begun:
-                yield data_event(payload({"role": "assistant", "content": ""}))
-                begun = True
-            if output.text:
-                yield text(output.text)
+            if index not in begun:
+                begun.add(index)
+                yield data_event(payload(index, {"role": "assistant", "content": ""}))
+            if is_plain:
+                if output.text:
+                    yield texts[index](output.text)
+            elif output.text or output.scores:
+                scores = chat_logprobs(names, output.scores) if body.logprobs else None
+                yield data_event(payload(index, {"content": output.text}, None, scores))
             if reason:
-                yield data_event(payload({}, reason))
-    if include_usage:
+                yield data_event(payload(index, {}, reason))
+    if body.include_usage:
         yield data_event({**envelope.wrap([]), "usage": tally.usage()})

@@ -1,20 +1,24 @@
-"""POST /v1/completions: one choice for each prompt."""
+"""POST /v1/completions: n choices for each prompt."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from millpond.core.request import FinishReason
 from millpond.engine.async_engine import EngineRequest
-from millpond.serve.context import ServeContext
+from millpond.engine.outputs import RequestOutput
+from millpond.serve.context import ServeContext, with_headers
 from millpond.serve.disconnect import while_connected
-from millpond.serve.generation import admissible, renaming, with_usage
-from millpond.serve.intake import prompt_names
+from millpond.serve.generation import admissible, choice_requests, renaming, usage_of
+from millpond.serve.intake import SCORE_CHARACTERS, off_loop, prompt_names
+from millpond.serve.logprobs import CompletionLogprobs, TokenNames, joined, prompt_logprobs
 from millpond.serve.protocol import CompletionRequest
 from millpond.serve.responses import ChoiceText, Envelope, Tally, completion_choice, reason_of
 from millpond.serve.sse import EventStream, EventTemplate, data_event
@@ -25,9 +29,58 @@ def completions_router(context: ServeContext) -> APIRouter:
 
     @router.post("/v1/completions", response_model=None)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
-        return await while_connected(request.receive, _answer(context, body))
+        warnings = context.warnings(body)
+        return with_headers(await while_connected(request.receive, _answer(context, body)), warnings)
 
     return router
+
+
+@dataclass(slots=True)
+class _Choices:
+    """The choices that one body asks for, with what is echoed of each one's prompt."""
+
+    body: CompletionRequest
+    requests: list[EngineRequest]
+    echoes: list[str]
+    names: TokenNames
+    is_echo_alone: bool
+    tally: Tally = field(init=False)
+    index_of: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tally = Tally(self.body.n or 1)
+        self.index_of = {request.request_id: index for index, request in enumerate(self.requests)}
+
+    def take(self, output: RequestOutput) -> tuple[int, RequestOutput]:
+        """Count what came; returns its choice's index and what is to be shown of it."""
+        index = self.index_of[output.request_id]
+        shown = _without_token(output) if self.is_echo_alone else output
+        self.tally.note(index, shown)
+        return index, shown
+
+    def logprobs(self, index: int, choice: ChoiceText) -> dict[str, Any] | None:
+        """The logprobs object of a whole choice."""
+        if self.body.logprobs is None:
+            return None
+        shown = CompletionLogprobs(self.names)
+        if not self.body.echo:
+            return shown.output(choice.scores)
+        prompt = shown.prompt(self.requests[index].prompt_token_ids, choice.prompt_scores, self.body.logprobs)
+        return joined(prompt, shown.output(choice.scores))
+
+    def whole(self, index: int, choice: ChoiceText) -> dict[str, Any]:
+        text, logprobs = self.echoes[index] + choice.text, self.logprobs(index, choice)
+        shown = completion_choice(index, text, choice.finish_reason, logprobs)
+        if (num_top := self.body.prompt_logprobs) is not None:
+            shown["prompt_logprobs"] = prompt_logprobs(self.names, choice.prompt_scores, num_top)
+        return shown
+
+
+def _without_token(output: RequestOutput) -> RequestOutput:
+    """Of an answer that is to be no more than its prompt."""
+    if output.finish_reason is FinishReason.ERROR:
+        return output
+    return output._replace(new_token_ids=(), text="", scores=(), finish_reason=FinishReason.LENGTH, num_output_tokens=0)
 
 
 async def _answer(context: ServeContext, body: CompletionRequest) -> Response:
@@ -36,42 +89,67 @@ async def _answer(context: ServeContext, body: CompletionRequest) -> Response:
     )
     sampling = body.sampling()
     prompts = await context.intake.prompts(body.prompts)
-    requests = [EngineRequest(f"{envelope.id}-{index}", ids, sampling) for index, ids in enumerate(prompts)]
-    for name, engine_request in zip(prompt_names(len(requests)), requests, strict=True):
+    requests = choice_requests(envelope.id, prompts, sampling)
+    for name, request in zip(prompt_names(len(prompts)), requests[:: sampling.n], strict=True):
         with renaming({"prompt": name}):
-            admissible(context.engine, engine_request)
+            admissible(context.engine, request)
+    echoes = await context.intake.texts(prompts, sampling.skip_special_tokens) if body.echo else [""] * len(prompts)
+    echoes = [echo for echo in echoes for _ in range(sampling.n)]
+    names = TokenNames(context.intake.tokenizer, sampling.skip_special_tokens)
+    choices = _Choices(body, requests, echoes, names, body.is_echo_alone)
     if body.stream:
-        return EventStream(_chunks(context, envelope, requests, body.include_usage))
-    return JSONResponse(await _whole(context, envelope, requests))
+        return EventStream(_chunks(context, envelope, choices))
+    return await _whole(context, envelope, choices)
 
 
-async def _whole(context: ServeContext, envelope: Envelope, requests: Sequence[EngineRequest]) -> dict[str, Any]:
-    tally = Tally()
-    choices = {request.request_id: ChoiceText() for request in requests}
-    async with aclosing(context.engine.generate_all(requests)) as outputs:
+async def _whole(context: ServeContext, envelope: Envelope, choices: _Choices) -> Response:
+    texts = [ChoiceText() for _ in choices.requests]
+    async with aclosing(context.engine.generate_all(choices.requests)) as outputs:
+        async for each in outputs:
+            index, output = choices.take(each)
+            texts[index].add(output)
+
+    def response() -> Response:
+        bodies = [choices.whole(index, each) for index, each in enumerate(texts)]
+        return JSONResponse({**envelope.wrap(bodies), "usage": choices.tally.usage()})
+
+    return await off_loop(response, SCORE_CHARACTERS * sum(each.num_scores for each in texts))
+
+
+async def _chunks(context: ServeContext, envelope: Envelope, choices: _Choices) -> AsyncGenerator[bytes]:
+    """A chunk for each output that has a text, or scores to tell, or is the last of its choice."""
+    body, tally, index_of = choices.body, choices.tally, choices.index_of
+    shown = [CompletionLogprobs(choices.names) for _ in choices.requests]
+    begun: set[int] = set()
+
+    def payload(index: int, text: str, reason: str | None = None, scores: Any = None) -> dict[str, Any]:
+        return {**envelope.wrap([completion_choice(index, text, reason, scores)]), **usage_of(body, tally)}
+
+    def logprobs(index: int, output: RequestOutput, is_first: bool) -> dict[str, Any] | None:
+        if body.logprobs is None:
+            return None
+        if not (is_first and body.echo):
+            return shown[index].output(output.scores)
+        ids = choices.requests[index].prompt_token_ids
+        prompt = shown[index].prompt(ids, output.prompt_scores or (), body.logprobs)
+        return joined(prompt, shown[index].output(output.scores))
+
+    is_echo_alone, is_plain = body.is_echo_alone, body.logprobs is None and not body.continuous_usage
+    texts = [EventTemplate(partial(payload, index)) for index in range(len(shown))] if is_plain else []
+    async with aclosing(context.engine.generate_all(choices.requests)) as outputs:
         async for output in outputs:
-            tally.note(output)
-            choices[output.request_id].add(output)
-    bodies = [completion_choice(index, each.text, each.finish_reason) for index, each in enumerate(choices.values())]
-    return {**envelope.wrap(bodies), "usage": tally.usage()}
-
-
-async def _chunks(
-    context: ServeContext, envelope: Envelope, requests: Sequence[EngineRequest], include_usage: bool
-) -> AsyncGenerator[bytes]:
-    def payload(index: int, text: str, reason: str | None = None) -> dict[str, Any]:
-        return with_usage(envelope.wrap([completion_choice(index, text, reason)]), include_usage)
-
-    tally = Tally()
-    index_of = {request.request_id: index for index, request in enumerate(requests)}
-    texts = [EventTemplate(partial(payload, index)) for index in range(len(requests))]
-    async with aclosing(context.engine.generate_all(requests)) as outputs:
-        async for output in outputs:
-            tally.note(output)
-            reason, index = reason_of(output), index_of[output.request_id]
-            if reason:
-                yield data_event(payload(index, output.text, reason))
-            elif output.text:
-                yield texts[index](output.text)
-    if include_usage:
+            index, text, is_first = index_of[output.request_id], output.text, False
+            if index not in begun:
+                begun.add(index)
+                is_first, text = True, choices.echoes[index] + text
+            if is_echo_alone:
+                output, text = _without_token(output), choices.echoes[index]
+            tally.note(index, output)
+            reason = reason_of(output)
+            if reason is None and is_plain:
+                if text:
+                    yield texts[index](text)
+            elif reason or text or output.scores:
+                yield data_event(payload(index, text, reason, logprobs(index, output, is_first)))
+    if body.include_usage:
         yield data_event({**envelope.wrap([]), "usage": tally.usage()})

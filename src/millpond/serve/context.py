@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from fastapi.responses import Response
+
 from millpond.engine.async_engine import AsyncEngine
-from millpond.errors import ModelNotFoundError
+from millpond.errors import InvalidRequestError, ModelNotFoundError
 from millpond.serve.drain import Drain
 from millpond.serve.intake import Intake
+from millpond.serve.protocol import Body
+
+WARNING_HEADER = "X-Millpond-Warning"
+NAMED_FIELDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +29,7 @@ class ServeContext:
     new_id: Callable[[], str]
     started: int
     drain: Drain
+    strict: bool = False
 
     def model_name(self, wanted: str | None) -> str:
         """The served name that a request asks for. Raises ModelNotFoundError."""
@@ -31,3 +39,21 @@ class ServeContext:
             served = ", ".join(self.model_names)
             raise ModelNotFoundError(f"there is no model {wanted[:100]!r} here; this server has {served}")
         return wanted
+
+    def warnings(self, body: Body) -> dict[str, str]:
+        """The header that names the fields of a body that nobody knows, none for most. A strict server refuses them:
+        raises InvalidRequestError naming the first."""
+        unknown = [path[:100] for path in body.unknown_fields()]
+        if not unknown:
+            return {}
+        if self.strict:
+            raise InvalidRequestError(f"unknown field {unknown[0]}: this server was started with --strict", unknown[0])
+        # A field's name may hold anything, a header only ASCII on one line.
+        named = ", ".join(json.dumps(path)[1:-1] for path in unknown[:NAMED_FIELDS])
+        more = f" and {len(unknown) - NAMED_FIELDS} more" if len(unknown) > NAMED_FIELDS else ""
+        return {WARNING_HEADER: f"unknown fields were ignored: {named}{more}"}
+
+
+def with_headers(response: Response, headers: Mapping[str, str]) -> Response:
+    response.headers.update(headers)
+    return response

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from millpond.core.sampling import SamplingParams
 from millpond.engine.async_engine import AsyncEngine, EngineRequest
 from millpond.errors import InvalidRequestError
+from millpond.serve.protocol import GenerationRequest
+from millpond.serve.responses import Tally
 
 
 def admissible(engine: AsyncEngine, request: EngineRequest) -> None:
@@ -28,6 +31,18 @@ def renaming(names: Mapping[str, str]) -> Iterator[None]:
         raise InvalidRequestError(str(error), param) from error
 
 
-def with_usage(chunk: dict[str, Any], include_usage: bool) -> dict[str, Any]:
-    """Where totals were asked for, every chunk but the last says that it carries none."""
-    return {**chunk, "usage": None} if include_usage else chunk
+def usage_of(body: GenerationRequest, tally: Tally) -> dict[str, Any]:
+    """The usage of a chunk that is not the last: where totals were asked for it says that it carries none, or, where
+    they were asked for all along, what there is so far."""
+    if not body.include_usage:
+        return {}
+    return {"usage": tally.usage() if body.continuous_usage else None}
+
+
+def choice_requests(stem: str, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[EngineRequest]:
+    """The engine's requests for an answer's choices, in the order of their indices: n for each prompt."""
+    choices = sampling.choices()
+    return [
+        EngineRequest(f"{stem}-{index}", ids, choice)
+        for index, (ids, choice) in enumerate((ids, choice) for ids in prompts for choice in choices)
+    ]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from millpond.engine.limits import RequestLimits
 from millpond.errors import InvalidRequestError
-from millpond.serve.protocol import ChatMessage, Prompt
+from millpond.serve.protocol import Conversation, Prompt
 from millpond.text.chat import ChatTemplate
+from millpond.text.checks import check_prompt_text, check_unicode
 from millpond.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -19,6 +21,8 @@ T = TypeVar("T")
 INLINE_CHARACTERS = 4096
 # A message takes the template some time, however short it is.
 MESSAGE_CHARACTERS = 50
+# What telling a log probability takes, in the same measure.
+SCORE_CHARACTERS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +44,59 @@ class Intake:
             if isinstance(prompt, str):
                 self._check_length(len(prompt), name)
 
+        def encode_one(name: str, prompt: Prompt) -> list[int]:
+            if not isinstance(prompt, str):
+                return prompt
+            check_prompt_text(prompt, name)
+            return self.tokenizer.encode(prompt)
+
         def encode() -> list[list[int]]:
-            return [self.tokenizer.encode(each) if isinstance(each, str) else each for each in prompts]
+            return list(map(encode_one, prompt_names(len(prompts)), prompts))
 
-        return await _off_loop(encode, sum(len(prompt) for prompt in prompts if isinstance(prompt, str)))
+        return await off_loop(encode, sum(len(prompt) for prompt in prompts if isinstance(prompt, str)))
 
-    async def chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    async def tokens_of(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text that is no prompt yet. Raises InvalidRequestError."""
+        self._check_length(len(text), "prompt")
+
+        def encode() -> list[int]:
+            check_unicode(text, "prompt")
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+        return await off_loop(encode, len(text))
+
+    async def texts(self, prompts: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
+        """The texts of prompts, the same whether they came as text or as ids."""
+
+        def decode() -> list[str]:
+            return [self.tokenizer.decode(each, skip_special_tokens=skip_special_tokens) for each in prompts]
+
+        return await off_loop(decode, sum(map(len, prompts)))
+
+    async def chat(self, conversation: Conversation) -> list[int]:
         """Token ids of a conversation. Raises InvalidRequestError, with the template's own words where it objects."""
+        messages, variables = conversation.messages, conversation.chat_template_kwargs or {}
         num_characters = sum(len(message.content) for message in messages)
         self._check_length(num_characters, "messages")
+        if variables:
+            num_characters += len(json.dumps(variables))
+            self._check_length(num_characters, "chat_template_kwargs")
 
         def render_and_encode() -> list[int]:
-            text = self.chat_template.render([message.model_dump(exclude_none=True) for message in messages])
+            for index, message in enumerate(messages):
+                check_prompt_text(message.content, f"messages[{index}].content")
+            text = self.chat_template.render(
+                [message.as_template_sees_it() for message in messages],
+                add_generation_prompt=conversation.add_generation_prompt is not False,
+                continue_final_message=bool(conversation.continue_final_message),
+                **variables,
+            )
+            # What else goes into a template: names, the arguments of calls, its variables.
+            check_prompt_text(text, "messages")
             # The template writes the special tokens itself.
             return self.tokenizer.encode(text, add_special_tokens=False)
 
-        return await _off_loop(render_and_encode, num_characters + MESSAGE_CHARACTERS * len(messages))
+        return await off_loop(render_and_encode, num_characters + MESSAGE_CHARACTERS * len(messages))
 
     def _check_length(self, num_characters: int, param: str) -> None:
         if num_characters > self.max_characters:
@@ -71,5 +112,6 @@ def prompt_names(count: int) -> list[str]:
     return ["prompt"] if count == 1 else [f"prompt[{index}]" for index in range(count)]
 
 
-async def _off_loop(work: Callable[[], T], num_characters: int) -> T:
+async def off_loop(work: Callable[[], T], num_characters: int) -> T:
+    """What work gives; in a thread where it takes longer than the way to one, by the characters of its text."""
     return work() if num_characters <= INLINE_CHARACTERS else await asyncio.to_thread(work)

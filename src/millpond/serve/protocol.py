@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation, field_validator, model_validator
 
-from millpond.core.request import SamplingParams
+from millpond.core.sampling import (
+    MAX_BAD_CHARACTERS,
+    MAX_BAD_WORDS,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+    check_texts,
+)
 from millpond.errors import InvalidRequestError
 from millpond.serve import refusals
 from millpond.text.messages import normalize_messages
@@ -15,17 +24,22 @@ from millpond.text.messages import normalize_messages
 DEFAULT_COMPLETION_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
 MAX_MESSAGES = 10_000
-MAX_STOP_TOKEN_IDS = 1000
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARACTERS = 1000
+
+# Variables of a chat template that say what the conversation is, or that the model file sets.
+TEMPLATES_OWN = frozenset(
+    ("messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message")
+) | frozenset(("bos_token", "eos_token", "unk_token", "pad_token"))
 
 Prompt = str | list[int]
 
 
 class Body(BaseModel):
-    """A JSON object that is strict about types and refuses what it does not serve."""
+    """A JSON object that is strict about types and refuses what it knows and does not serve.
 
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    What it does not know it keeps aside, for unknown_fields to tell.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     prefix: ClassVar[str] = ""
 
@@ -36,12 +50,31 @@ class Body(BaseModel):
             return body
         return refusals.keep_supported(body, cls.model_fields.keys(), cls.refused, cls.prefix)
 
+    def unknown_fields(self) -> list[str]:
+        """The paths of fields that nobody knows, here and in the objects below."""
+        found = list(self.model_extra or ())
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            for place, each in enumerate(value) if isinstance(value, list) else [(None, value)]:
+                if isinstance(each, Body) and (below := each.unknown_fields()):
+                    prefix = name if place is None else f"{name}[{place}]"
+                    found += [f"{prefix}.{other}" for other in below]
+        return found
+
 
 class StreamOptions(Body):
     refused = refusals.STREAM_OPTIONS
     prefix = "stream_options."
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(None, description="The usage so far on every chunk.")
+
+    @model_validator(mode="after")
+    def _usage_comes_first(self) -> StreamOptions:
+        if self.continuous_usage_stats and not self.include_usage:
+            name = "stream_options.continuous_usage_stats"
+            raise InvalidRequestError(f"{name} needs stream_options.include_usage", name)
+        return self
 
 
 class GenerationRequest(Body):
@@ -50,6 +83,7 @@ class GenerationRequest(Body):
     model: str | None = Field(None, description="A served name; the only model where left out.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    n: int | None = Field(None, description="So many choices; choice i is drawn with seed + i.")
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -61,9 +95,14 @@ class GenerationRequest(Body):
     seed: int | None = None
     stop: str | list[str] | None = Field(None, description=f"Up to {MAX_STOP_STRINGS} strings that end the answer.")
     stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    logit_bias: dict[int, float] | None = Field(None, description="From -100 to 100 for each token id.")
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
     user: str | None = Field(None, description="Changes nothing, like the two below.")
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -71,7 +110,22 @@ class GenerationRequest(Body):
     @field_validator("stop", mode="before")
     @classmethod
     def _check_stop(cls, stop: Any) -> Any:
-        return _stop_strings(stop)
+        texts = [stop] if isinstance(stop, str) else stop
+        if texts is not None:
+            check_texts("stop", texts, MAX_STOP_STRINGS, MAX_STOP_CHARACTERS)
+        return texts
+
+    @field_validator("bad_words", mode="before")
+    @classmethod
+    def _check_bad_words(cls, words: Any) -> Any:
+        if words is not None:
+            check_texts("bad_words", words, MAX_BAD_WORDS, MAX_BAD_CHARACTERS)
+        return words
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _read_logit_bias(cls, biases: Any) -> Any:
+        return _logit_bias(biases)
 
     @field_validator("stop_token_ids", mode="before")
     @classmethod
@@ -84,6 +138,16 @@ class GenerationRequest(Body):
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options may only be set when stream is true", "stream_options")
         return self
+
+    @model_validator(mode="after")
+    def _prompt_logprobs_come_whole(self) -> GenerationRequest:
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequestError("prompt_logprobs cannot be streamed; leave stream out", "prompt_logprobs")
+        return self
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     @property
     def include_usage(self) -> bool:
@@ -110,6 +174,29 @@ class CompletionRequest(GenerationRequest):
         description="Text, token ids, or a list of either."
     )
 
+    echo: bool | None = Field(None, description="The prompt's text before its answer's; max_tokens may be 0 then.")
+    logprobs: int | None = Field(None, description="0 to 20: of each token, and of so many of the likeliest there.")
+
+    @property
+    def is_echo_alone(self) -> bool:
+        return bool(self.echo) and self.max_tokens == 0
+
+    def _overrides(self) -> dict[str, Any]:
+        changes: dict[str, Any] = {}
+        if (count := len(self.prompts)) * (self.n or 1) > MAX_PROMPTS:
+            raise InvalidRequestError(
+                f"{count} prompts with n {self.n} are more than {MAX_PROMPTS} choices, the most that one answer has",
+                "n",
+            )
+        if self.is_echo_alone:
+            if self.min_tokens:
+                raise InvalidRequestError(f"min_tokens ({self.min_tokens}) is more than max_tokens (0)", "min_tokens")
+            # One token is as cheap as none: the prompt's last position is computed anyway.
+            changes["max_tokens"] = 1
+        if self.echo and self.logprobs is not None:
+            changes["prompt_logprobs"] = max(self.prompt_logprobs or 0, self.logprobs)
+        return changes
+
     @field_validator("prompt", mode="before")
     @classmethod
     def _check_prompt(cls, prompt: Any) -> Any:
@@ -124,19 +211,24 @@ class CompletionRequest(GenerationRequest):
         return list(self.prompt)
 
 
-class ChatMessage(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    role: Literal["system", "developer", "user", "assistant"]
+class ChatMessage(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str = Field(description="Text, or a list of text parts, which are joined with a newline.")
     name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = Field(None, description="Calls of an earlier answer.")
+    tool_call_id: str | None = Field(None, description="Of a tool's message: the call that it answers.")
+
+    def as_template_sees_it(self) -> dict[str, Any]:
+        return self.model_dump(include=set(type(self).model_fields), exclude_none=True)
 
 
-class ChatCompletionRequest(GenerationRequest):
-    refused = refusals.CHAT
+class Conversation(Body):
+    """Messages, and how the model's chat template is to make a prompt of them."""
 
     messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
+    add_generation_prompt: bool | None = Field(None, description="False leaves the assistant's turn unopened.")
+    continue_final_message: bool | None = Field(None, description="The answer goes on with the final message's words.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the chat template.")
 
     @field_validator("messages", mode="before")
     @classmethod
@@ -146,36 +238,65 @@ class ChatCompletionRequest(GenerationRequest):
             messages = [_supported_part(message, f"messages[{index}].") for index, message in enumerate(messages)]
         return normalize_messages(messages)
 
+    @field_validator("chat_template_kwargs", mode="after")
+    @classmethod
+    def _leave_the_templates_own(cls, variables: dict[str, Any] | None) -> dict[str, Any] | None:
+        for name in variables or ():
+            if name in TEMPLATES_OWN or name.startswith("_"):
+                path = f"chat_template_kwargs.{name[:100]}"
+                raise InvalidRequestError(f"{path} is not the caller's to set", path)
+        return variables
+
+    @model_validator(mode="after")
+    def _go_on_or_begin(self) -> Conversation:
+        if self.add_generation_prompt and self.continue_final_message:
+            raise InvalidRequestError(
+                "continue_final_message and add_generation_prompt cannot both be true", "continue_final_message"
+            )
+        return self
+
+
+class ChatCompletionRequest(GenerationRequest, Conversation):
+    refused = refusals.CHAT
+
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = Field(None, description="The log probability of each token of the answer.")
+    top_logprobs: int | None = Field(None, description="0 to 20: and of so many of the likeliest there.")
+
+    @model_validator(mode="after")
+    def _top_logprobs_need_logprobs(self) -> ChatCompletionRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequestError("top_logprobs may only be set when logprobs is true", "top_logprobs")
+        return self
+
     def engine_field_names(self) -> dict[str, str]:
-        """How the caller spelled what the engine calls prompt and max_tokens."""
-        names = {"prompt": "messages"}
+        """How the caller spelled what the engine calls prompt, logprobs and max_tokens."""
+        names = {"prompt": "messages", "logprobs": "top_logprobs"}
         return names if self.max_completion_tokens is None else {**names, "max_tokens": "max_completion_tokens"}
 
     def _overrides(self) -> dict[str, Any]:
+        changes: dict[str, Any] = {"logprobs": self.top_logprobs or 0 if self.logprobs else None}
         wanted, older = self.max_completion_tokens, self.max_tokens
         if wanted is None:
-            return {}
+            return changes
         if older is not None and older != wanted:
             raise InvalidRequestError(
                 f"max_completion_tokens ({wanted}) and max_tokens ({older}) are two names of one limit and differ",
                 "max_completion_tokens",
             )
-        return {"max_tokens": wanted}
+        return {**changes, "max_tokens": wanted}
 
 
-def _stop_strings(stop: Any) -> list[str] | None:
-    texts = [stop] if isinstance(stop, str) else stop
-    if texts is None:
+def _logit_bias(biases: Any) -> Any:
+    """The keys of a JSON object are texts; here they are written token ids."""
+    if biases is None:
         return None
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise InvalidRequestError("stop must be a string or a list of strings", "stop")
-    _check_length("stop", texts, MAX_STOP_STRINGS)
-    longest = max(map(len, texts), default=0)
-    if longest > MAX_STOP_CHARACTERS:
-        raise InvalidRequestError(
-            f"a stop string may have at most {MAX_STOP_CHARACTERS} characters, got {longest}", "stop"
-        )
-    return texts
+    if not isinstance(biases, dict):
+        raise InvalidRequestError("logit_bias must be an object of token ids and numbers", "logit_bias")
+    for key in biases:
+        if not re.fullmatch(r"-?[0-9]{1,10}", str(key), re.ASCII):
+            raise InvalidRequestError(f"logit_bias: {key!r:.100} is not a token id", "logit_bias")
+    return {int(key): bias for key, bias in biases.items()}
 
 
 def _check_prompt(prompt: Any) -> None:
@@ -208,4 +329,6 @@ def _are_token_ids(value: Any) -> bool:
 def _supported_part(message: Any, prefix: str) -> Any:
     if not isinstance(message, dict):
         return message
+    if message.get("tool_calls") == []:  # as clients keep an answer without any
+        message = {name: value for name, value in message.items() if name != "tool_calls"}
     return refusals.keep_supported(message, ChatMessage.model_fields.keys(), refusals.MESSAGE, prefix)

@@ -12,16 +12,10 @@ from typing import Any
 from millpond.errors import InvalidRequestError
 
 _BOTH: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "logit_bias": ({},),
     "response_format": ({"type": "text"},),
-    "min_tokens": (0,),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
     "logits_processors": ([],),
-    "prompt_logprobs": (),
     "truncate_prompt_tokens": (),
     "spaces_between_special_tokens": (True,),
     "structured_outputs": (),
@@ -33,25 +27,24 @@ _BOTH: Mapping[str, tuple[Any, ...]] = {
     "return_tokens_as_token_ids": (False,),
     "priority": (0,),
     "cache_salt": (),
+    "metadata": ({},),
     "service_tier": ("auto", "default"),
-    "echo": (False,),
 }
 
 COMPLETION: Mapping[str, tuple[Any, ...]] = {
     **_BOTH,
     "best_of": (1,),
-    "logprobs": (),
     "suffix": ("",),
     "prompt_embeds": (),
     "add_special_tokens": (True,),
     "max_completion_tokens": (),
+    "top_logprobs": (),
 }
 
 CHAT: Mapping[str, tuple[Any, ...]] = {
     **_BOTH,
+    "echo": (False,),
     "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none",),
     "functions": ([],),
@@ -64,12 +57,8 @@ CHAT: Mapping[str, tuple[Any, ...]] = {
     "verbosity": (),
     "web_search_options": (),
     "store": (False,),
-    "metadata": ({},),
     "documents": ([],),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "add_special_tokens": (False,),
     "mm_processor_kwargs": (),
     "include_reasoning": (True,),
@@ -81,14 +70,11 @@ MESSAGE: Mapping[str, tuple[Any, ...]] = {
     "annotations": ([],),
     "audio": (),
     "function_call": (),
-    "tool_calls": ([],),
-    "tool_call_id": (),
     "reasoning_content": (),
     "reasoning": (),
 }
 
 STREAM_OPTIONS: Mapping[str, tuple[Any, ...]] = {
-    "continuous_usage_stats": (False,),
     "include_obfuscation": (False,),
 }
 
@@ -96,18 +82,13 @@ STREAM_OPTIONS: Mapping[str, tuple[Any, ...]] = {
 def keep_supported(
     body: Mapping[str, Any], supported: Collection[str], refused: Mapping[str, tuple[Any, ...]], prefix: str = ""
 ) -> dict[str, Any]:
-    """The supported part of a JSON object; InvalidRequestError names the first field that cannot be served."""
+    """A JSON object without the fields that are known and change nothing; InvalidRequestError names the first that
+    would change something and cannot be served. What is not known stays."""
     kept = {}
     for name, value in body.items():
         path = f"{prefix}{name[:100]}"
-        if name in supported:
+        if name in supported or name not in refused:
             kept[name] = value
-        elif name not in refused:
-            raise InvalidRequestError(
-                f"unknown field {path}: this server refuses fields that it does not know, so that none is "
-                "ignored in silence",
-                path,
-            )
         elif not _is_neutral(value, refused[name]):
             raise InvalidRequestError(f"{path} is not supported yet; {_remedy(refused[name])}", path)
     return kept

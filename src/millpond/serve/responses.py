@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millpond.core.request import FinishReason
+from millpond.core.step import TokenScore
 from millpond.engine.outputs import RequestOutput
 from millpond.errors import EngineError
 
@@ -31,14 +32,17 @@ class Envelope:
 
 @dataclass(slots=True)
 class Tally:
-    """Tokens of the choices of one answer, from the latest output of each."""
+    """Tokens of the choices of one answer, from the latest output of each; n choices of one prompt share its tokens."""
 
-    _prompt: dict[str, int] = field(default_factory=dict)
-    _completion: dict[str, int] = field(default_factory=dict)
+    n: int = 1
+    _prompt: dict[int, int] = field(default_factory=dict)
+    _completion: dict[int, int] = field(default_factory=dict)
 
-    def note(self, output: RequestOutput) -> None:
-        self._prompt[output.request_id] = output.num_prompt_tokens
-        self._completion[output.request_id] = output.num_output_tokens
+    def note(self, index: int, output: RequestOutput) -> None:
+        """The choice with this index has come so far."""
+        if index not in self._completion:
+            self._prompt[index // self.n] = output.num_prompt_tokens
+        self._completion[index] = output.num_output_tokens
 
     def usage(self) -> dict[str, int]:
         prompt, completion = sum(self._prompt.values()), sum(self._completion.values())
@@ -50,15 +54,24 @@ class ChoiceText:
     """One choice of a whole answer while it grows."""
 
     pieces: list[str] = field(default_factory=list)
+    scores: list[TokenScore] = field(default_factory=list)
+    prompt_scores: tuple[TokenScore, ...] = ()
     finish_reason: str | None = None
 
     def add(self, output: RequestOutput) -> None:
         self.pieces.append(output.text)
+        self.scores += output.scores
+        self.prompt_scores = output.prompt_scores or self.prompt_scores
         self.finish_reason = reason_of(output)
 
     @property
     def text(self) -> str:
         return "".join(self.pieces)
+
+    @property
+    def num_scores(self) -> int:
+        """The log probabilities that there are to tell."""
+        return sum(1 + len(score.top) for score in (*self.scores, *self.prompt_scores))
 
 
 def reason_of(output: RequestOutput) -> str | None:
@@ -69,17 +82,23 @@ def reason_of(output: RequestOutput) -> str | None:
     raise EngineError(output.error or f"the answer ended with {reason.value}")
 
 
-def completion_choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+def completion_choice(
+    index: int, text: str, finish_reason: str | None, logprobs: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
-def chat_choice(text: str, finish_reason: str | None) -> dict[str, Any]:
+def chat_choice(
+    index: int, text: str, finish_reason: str | None, logprobs: dict[str, Any] | None = None
+) -> dict[str, Any]:
     message = {"role": "assistant", "content": text}
-    return {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
+    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
-def chat_delta(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+def chat_delta(
+    index: int, delta: dict[str, Any], finish_reason: str | None = None, logprobs: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 def model_card(model_id: str, created: int, max_model_len: int) -> dict[str, Any]:

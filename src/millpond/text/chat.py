@@ -20,6 +20,7 @@ MAX_STEPS = 1_000_000
 MAX_CHARACTERS = 64 * 2**20
 
 _STEPS = "_steps"
+_END_MARK = "\ue000the answer goes on here\ue000"  # of a private character, so that no template looks for it
 # What a template's own expressions can raise: it is a program, and the messages are its input.
 _TEMPLATE_FAULTS = (
     TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError,
@@ -54,10 +55,17 @@ class ChatTemplate:
         self._template = None if template is None else _compile(template, now)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **kwargs: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
     ) -> str:
         """The prompt text; encode it with add_special_tokens=False. `kwargs` are variables for the template.
 
+        With continue_final_message it ends where the last message's own words do, for the answer to go on from there.
         InvalidRequestError, with the template's own message where it refuses the messages, and for messages that
         `normalize_messages` refuses, for a model without a template, and for a rendering that grows without end.
         """
@@ -70,12 +78,13 @@ class ChatTemplate:
             "documents": None,
             **self._special_tokens,
             **kwargs,
-            "messages": self._known_roles(normalize_messages(messages)),
-            "add_generation_prompt": add_generation_prompt,
+            "messages": self._known_roles(_marked(normalize_messages(messages), continue_final_message)),
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
             _STEPS: _Steps(self._max_steps),
         }
         try:
-            return self._joined(self._template.generate(variables))
+            text = self._joined(self._template.generate(variables))
+            return _before_mark(text) if continue_final_message else text
         except _Refusal as refusal:
             raise InvalidRequestError(str(refusal), "messages") from refusal
         except _TEMPLATE_FAULTS as error:
@@ -96,6 +105,25 @@ class ChatTemplate:
                 raise _Refusal(f"the chat template gave more than {self._max_characters} characters")
             parts.append(piece)
         return "".join(parts)
+
+
+def _marked(messages: list[dict[str, Any]], is_wanted: bool) -> list[dict[str, Any]]:
+    """The messages with a mark behind the words of the last, where the template's text is to be cut."""
+    if not is_wanted:
+        return messages
+    *before, last = messages
+    if not last["content"].strip():
+        param = f"messages[{len(before)}].content"
+        raise InvalidRequestError(f"{param} is empty, so continue_final_message has nothing to continue", param)
+    return [*before, {**last, "content": last["content"] + _END_MARK}]
+
+
+def _before_mark(text: str) -> str:
+    place = text.rfind(_END_MARK)
+    if place < 0:
+        message = "the model's chat template does not write the final message as it is, so it cannot be continued"
+        raise InvalidRequestError(message, "continue_final_message")
+    return text[:place]
 
 
 class _Refusal(TemplateError):

@@ -29,16 +29,23 @@ class StopStrings:
     def stopped(self) -> bool:
         return self.matched is not None
 
-    def push(self, delta: str) -> str:
-        """The text that is now certain to be part of the answer; nothing any more once stopped."""
+    def push(self, delta: str, *, may_stop: bool = True) -> str:
+        """The text that is now certain to be part of the answer; nothing any more once stopped.
+
+        With may_stop False a stop string that delta completes is passed over.
+        """
         if self.stopped:
             return ""
         text = self._held + delta
         for end in range(len(self._held), len(text)):
             found = self._advance(text[end])
-            if found is not None:
+            if found is None:
+                continue
+            if may_stop:
                 self.matched, self._held = found, ""
                 return text[: end + 1] if self._include else text[: end + 1 - len(found)]
+            for matcher in self._matchers:
+                matcher.pass_over()
         keep = len(text) - max((matcher.length for matcher in self._matchers), default=0)
         self._held = text[keep:]
         return text[:keep]
@@ -72,6 +79,11 @@ class _Matcher:
             length += 1
         self.length = length
         return length == len(self.text)
+
+    def pass_over(self) -> None:
+        """Go on looking behind a stop string that was complete and did not count."""
+        if self.length == len(self.text):
+            self.length = self._shorter[-1]
 
 
 def _border_lengths(text: str) -> list[int]:

@@ -11,7 +11,8 @@ import tokenizers
 from tokenizers import AddedToken, normalizers
 from tokenizers.models import BPE
 
-from millpond.errors import InvalidRequestError, ModelFileError
+from millpond.errors import ModelFileError
+from millpond.text.checks import check_unicode
 from millpond.text.pre_tokenizers import GPT2, WORD_SPLITS, WordSplit
 from millpond.text.vocabulary import SPECIAL_TYPES, Vocabulary, read_vocabulary
 
@@ -87,13 +88,7 @@ class Tokenizer:
         its own, so encode it with add_special_tokens=False. InvalidRequestError for text that is not valid Unicode.
         Other Python threads run meanwhile.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequestError(
-                f"the text holds half of a surrogate pair (U+{ord(text[error.start]):04X} at character {error.start}), "
-                "which is not valid Unicode"
-            ) from None
+        check_unicode(text)
         # The batch call, even for one text: it lets go of the interpreter lock, and encode() does not.
         token_ids = list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         return self._with_ends(token_ids) if add_special_tokens else token_ids
