@@ -8,6 +8,7 @@ import itertools
 import json
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import httpx
@@ -37,8 +38,8 @@ def app_over(engine, async_engine, **settings):
 
 
 @contextlib.asynccontextmanager
-async def started(engine, **settings) -> AsyncIterator[tuple[AsyncEngine, httpx.AsyncClient]]:
-    async_engine = AsyncEngine(engine)
+async def started(engine, load=None, clock=time.monotonic, **settings) -> AsyncIterator[tuple[AsyncEngine, httpx.AsyncClient]]:
+    async_engine = AsyncEngine(engine, load, clock)
     async_engine.start()
     app = app_over(engine, async_engine, **settings)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)

@@ -1,7 +1,8 @@
-"""EngineConfig: every setting of the engine, validated once; the only place that holds defaults."""
+"""EngineConfig and LoadLimits: every setting of the engine and of what a server takes on; the only defaults."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import SupportsFloat
 
@@ -79,6 +80,38 @@ class EngineConfig:
         if self.kv_dtype == "int8":
             return "int8"
         return "float32" if self.dtype == "float32" else "bfloat16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadLimits:
+    """What a server takes on. Times are seconds; None is no limit of its own.
+
+    max_waiting_requests bounds the requests that wait beside those that have a slot, max_waiting_tokens the tokens of
+    their prompts. request_timeout bounds a request in all, and is the most that it may ask for itself; queue_timeout
+    bounds its wait for the first step. A step that takes longer than stuck_after makes the engine unhealthy. Once
+    max_unread_outputs of one request wait for a client that does not read, its answer is ended.
+    """
+
+    max_waiting_requests: int = 1024
+    max_waiting_tokens: int = 262_144
+    request_timeout: float | None = None
+    queue_timeout: float | None = None
+    stuck_after: float = 60.0
+    max_unread_outputs: int = 1024
+
+    def __post_init__(self) -> None:
+        _check_int("max_waiting_requests", self.max_waiting_requests, 0)
+        _check_int("max_waiting_tokens", self.max_waiting_tokens, 0)
+        _check_int("max_unread_outputs", self.max_unread_outputs, 1)
+        for name in ("request_timeout", "queue_timeout", "stuck_after"):
+            if (seconds := getattr(self, name)) is not None:
+                _check_seconds(name, seconds)
+
+
+def _check_seconds(name: str, value: object) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0.0 < value < math.inf:  # type: ignore[operator]
+        raise ConfigError(f"{name} must be a number of seconds above 0, got {value!r}")
 
 
 def _check_int(name: str, value: object, low: int | None) -> None:

@@ -28,7 +28,8 @@ class Engine:
     """Turns one step after another over a scheduler and a runner.
 
     config is what the engine was built with, its open sizes filled in. vocab_size bounds the token ids that
-    may be sent and sampled. observer is called with the numbers of every step, in the thread that steps.
+    may be sent and sampled. observer is called with the numbers of every step, in the thread that steps. admitted are
+    the ids that the last step admitted, for the first time or again.
     Raises ModelFileError for a chat template that does not compile.
     """
 
@@ -52,6 +53,7 @@ class Engine:
         self.model_name = model_name
         self.limits = RequestLimits(vocab_size, scheduler.door)
         self.observer = observer
+        self.admitted: tuple[str, ...] = ()
         self._clock = clock
         self._seeds = random.Random(config.seed)
         self._auditor = self._new_auditor()
@@ -106,6 +108,7 @@ class Engine:
         """One step: schedule, forward, update, text. Returns what it gave each request, oldest first."""
         started = self._clock()
         plan = self.scheduler.schedule()
+        self.admitted = plan.admitted
         if self._auditor is not None:
             self._auditor.after_schedule(plan)
         scheduled = self._clock()

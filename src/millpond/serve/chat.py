@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from millpond.engine.async_engine import EngineRequest
+from millpond.engine.call import Call, EngineRequest
 from millpond.serve.context import ServeContext
 from millpond.serve.disconnect import while_connected
-from millpond.serve.generation import admissible, renaming, with_usage
+from millpond.serve.generation import renaming, with_usage
 from millpond.serve.protocol import ChatCompletionRequest
 from millpond.serve.responses import ChoiceText, Envelope, Tally, chat_choice, chat_delta, reason_of
 from millpond.serve.sse import EventStream, EventTemplate, data_event
@@ -35,18 +36,19 @@ async def _answer(context: ServeContext, body: ChatCompletionRequest) -> Respons
     )
     with renaming(body.engine_field_names()):
         sampling = body.sampling()
+        context.engine.check_room(1, context.intake.least_chat_tokens(body.messages))
         prompt_token_ids = await context.intake.chat(body.messages)
-        request = EngineRequest(envelope.id, prompt_token_ids, sampling)
-        admissible(context.engine, request)
+        call = context.engine.take([EngineRequest(envelope.id, prompt_token_ids, sampling, body.timeout)])
     if body.stream:
         chunk = replace(envelope, kind="chat.completion.chunk")
-        return EventStream(_chunks(context, chunk, request, body.include_usage))
-    return JSONResponse(await _whole(context, envelope, request))
+        chunks = _chunks(context, chunk, call, body.include_usage)
+        return EventStream(chunks, partial(context.engine.release, call))
+    return JSONResponse(await _whole(context, envelope, call))
 
 
-async def _whole(context: ServeContext, envelope: Envelope, request: EngineRequest) -> dict[str, Any]:
+async def _whole(context: ServeContext, envelope: Envelope, call: Call) -> dict[str, Any]:
     tally, answer = Tally(), ChoiceText()
-    async with aclosing(context.engine.generate_all([request])) as outputs:
+    async with aclosing(context.engine.outputs(call)) as outputs:
         async for output in outputs:
             tally.note(output)
             answer.add(output)
@@ -54,7 +56,7 @@ async def _whole(context: ServeContext, envelope: Envelope, request: EngineReque
 
 
 async def _chunks(
-    context: ServeContext, envelope: Envelope, request: EngineRequest, include_usage: bool
+    context: ServeContext, envelope: Envelope, call: Call, include_usage: bool
 ) -> AsyncGenerator[bytes]:
     """The role once, before everything; the finish reason once, after everything and alone."""
 
@@ -63,7 +65,7 @@ async def _chunks(
 
     tally, text = Tally(), EventTemplate(lambda content: payload({"content": content}))
     begun = False
-    async with aclosing(context.engine.generate_all([request])) as outputs:
+    async with aclosing(context.engine.outputs(call)) as outputs:
         async for output in outputs:
             tally.note(output)
             reason = reason_of(output)

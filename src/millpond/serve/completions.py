@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from millpond.engine.async_engine import EngineRequest
+from millpond.engine.call import Call, EngineRequest
 from millpond.serve.context import ServeContext
 from millpond.serve.disconnect import while_connected
 from millpond.serve.generation import admissible, renaming, with_usage
@@ -35,20 +35,25 @@ async def _answer(context: ServeContext, body: CompletionRequest) -> Response:
         f"cmpl-{context.new_id()}", "text_completion", int(context.now()), context.model_name(body.model)
     )
     sampling = body.sampling()
+    context.engine.check_room(len(body.prompts), context.intake.least_tokens(body.prompts))
     prompts = await context.intake.prompts(body.prompts)
-    requests = [EngineRequest(f"{envelope.id}-{index}", ids, sampling) for index, ids in enumerate(prompts)]
+    requests = [
+        EngineRequest(f"{envelope.id}-{index}", ids, sampling, body.timeout) for index, ids in enumerate(prompts)
+    ]
     for name, engine_request in zip(prompt_names(len(requests)), requests, strict=True):
         with renaming({"prompt": name}):
             admissible(context.engine, engine_request)
+    call = context.engine.take(requests)
     if body.stream:
-        return EventStream(_chunks(context, envelope, requests, body.include_usage))
-    return JSONResponse(await _whole(context, envelope, requests))
+        chunks = _chunks(context, envelope, call, body.include_usage)
+        return EventStream(chunks, partial(context.engine.release, call))
+    return JSONResponse(await _whole(context, envelope, call))
 
 
-async def _whole(context: ServeContext, envelope: Envelope, requests: Sequence[EngineRequest]) -> dict[str, Any]:
+async def _whole(context: ServeContext, envelope: Envelope, call: Call) -> dict[str, Any]:
     tally = Tally()
-    choices = {request.request_id: ChoiceText() for request in requests}
-    async with aclosing(context.engine.generate_all(requests)) as outputs:
+    choices = {request.request_id: ChoiceText() for request in call.requests}
+    async with aclosing(context.engine.outputs(call)) as outputs:
         async for output in outputs:
             tally.note(output)
             choices[output.request_id].add(output)
@@ -57,15 +62,15 @@ async def _whole(context: ServeContext, envelope: Envelope, requests: Sequence[E
 
 
 async def _chunks(
-    context: ServeContext, envelope: Envelope, requests: Sequence[EngineRequest], include_usage: bool
+    context: ServeContext, envelope: Envelope, call: Call, include_usage: bool
 ) -> AsyncGenerator[bytes]:
     def payload(index: int, text: str, reason: str | None = None) -> dict[str, Any]:
         return with_usage(envelope.wrap([completion_choice(index, text, reason)]), include_usage)
 
     tally = Tally()
-    index_of = {request.request_id: index for index, request in enumerate(requests)}
-    texts = [EventTemplate(partial(payload, index)) for index in range(len(requests))]
-    async with aclosing(context.engine.generate_all(requests)) as outputs:
+    index_of = {request.request_id: index for index, request in enumerate(call.requests)}
+    texts = [EventTemplate(partial(payload, index)) for index in range(len(call.requests))]
+    async with aclosing(context.engine.outputs(call)) as outputs:
         async for output in outputs:
             tally.note(output)
             reason, index = reason_of(output), index_of[output.request_id]

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from millpond.engine.async_engine import AsyncEngine, EngineRequest
+from millpond.engine.async_engine import AsyncEngine
+from millpond.engine.call import EngineRequest
 from millpond.errors import InvalidRequestError
 
 

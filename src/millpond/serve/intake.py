@@ -23,22 +23,43 @@ MESSAGE_CHARACTERS = 50
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """max_characters bounds one prompt: with more, no tokenisation could fit the context."""
+    """longest_token is in characters; max_characters bounds one prompt: with more, none could fit the context."""
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate
+    longest_token: int
     max_characters: int
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, chat_template: ChatTemplate, limits: RequestLimits) -> Intake:
         longest = max(map(len, tokenizer.vocabulary.tokens))
-        return cls(tokenizer, chat_template, limits.max_total_tokens * longest)
+        return cls(tokenizer, chat_template, longest, limits.max_total_tokens * longest)
 
-    async def prompts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Token ids of each prompt; text gets the model's special tokens. Raises InvalidRequestError."""
+    def least_tokens(self, prompts: Sequence[Prompt]) -> int:
+        """What prompts have together at the least, without tokenizing. InvalidRequestError for what never fits."""
+        self._check_prompts(prompts)
+        return sum(self._least(len(each)) if isinstance(each, str) else len(each) for each in prompts)
+
+    def least_chat_tokens(self, messages: Sequence[ChatMessage]) -> int:
+        """The same for a conversation."""
+        return self._least(self._check_messages(messages))
+
+    def _least(self, num_characters: int) -> int:
+        return -(-num_characters // self.longest_token)
+
+    def _check_prompts(self, prompts: Sequence[Prompt]) -> None:
         for name, prompt in zip(prompt_names(len(prompts)), prompts, strict=True):
             if isinstance(prompt, str):
                 self._check_length(len(prompt), name)
+
+    def _check_messages(self, messages: Sequence[ChatMessage]) -> int:
+        num_characters = sum(len(message.content) for message in messages)
+        self._check_length(num_characters, "messages")
+        return num_characters
+
+    async def prompts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Token ids of each prompt; text gets the model's special tokens. Raises InvalidRequestError."""
+        self._check_prompts(prompts)
 
         def encode() -> list[list[int]]:
             return [self.tokenizer.encode(each) if isinstance(each, str) else each for each in prompts]
@@ -47,8 +68,7 @@ class Intake:
 
     async def chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Token ids of a conversation. Raises InvalidRequestError, with the template's own words where it objects."""
-        num_characters = sum(len(message.content) for message in messages)
-        self._check_length(num_characters, "messages")
+        num_characters = self._check_messages(messages)
 
         def render_and_encode() -> list[int]:
             text = self.chat_template.render([message.model_dump(exclude_none=True) for message in messages])
