@@ -64,6 +64,44 @@ def test_an_admitted_request_makes_room_in_the_queue_and_not_in_its_slot():
     assert steps_of(runner.inner, "third") == 0
 
 
+def test_a_place_is_free_when_the_engine_is_done_whether_its_answer_was_read_or_not():
+    engine, runner = gated(max_num_seqs=1)
+
+    async def test(async_engine):
+        unread = async_engine.take([request("unread", max_tokens=1)])
+        with pytest.raises(OverloadedError):
+            async_engine.take([request("next")])
+        runner.open_for_good()
+        while not unread.mailbox:
+            await asyncio.sleep(0)
+        assert len(await collect(async_engine, "next")) == 5
+        assert len(await rest_of(async_engine, unread)) == 1
+
+    with_started(test, engine, load=LoadLimits(max_waiting_requests=0))
+
+
+def test_the_time_to_wait_follows_from_the_answers_that_finished():
+    engine, runner = gated(max_num_seqs=1)
+    clock = FakeClock()
+
+    async def test(async_engine):
+        calls = [async_engine.take([request(str(number), max_tokens=1)]) for number in range(4)]
+        for _ in range(2):
+            clock.now += 4.0
+            before = len(runner.inner.outputs)
+            runner.let_through(1)
+            while len(runner.inner.outputs) == before:
+                await asyncio.sleep(0)
+        for call in calls[:2]:
+            await rest_of(async_engine, call)
+        with pytest.raises(OverloadedError) as caught:
+            async_engine.take([request(f"more-{number}") for number in range(2)])
+        assert caught.value.retry_after == 4  # one too many, and each took four seconds
+        runner.open_for_good()
+
+    with_started(test, engine, load=LoadLimits(max_waiting_requests=3), clock=clock)
+
+
 def test_a_list_is_queued_whole_or_not_at_all():
     engine, runner = gated(max_num_seqs=1)
 

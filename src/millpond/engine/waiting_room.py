@@ -44,7 +44,8 @@ class WaitingRoom:
         free_slots = max(0, self._max_num_seqs - len(self._inside)) if slots_are_free else 0
         over = len(self._waiting) + num_requests - limits.max_waiting_requests - free_slots
         if over > 0:
-            waiting = f"{len(self._waiting)} requests wait, of at most {limits.max_waiting_requests}"
+            beside = f" beside {free_slots} free slots" if free_slots else ""
+            waiting = f"{len(self._waiting)} requests wait, of at most {limits.max_waiting_requests}{beside}"
             raise self._overloaded(now, waiting, num_requests, num_tokens, "requests", over, 0)
         over = self._waiting_tokens + num_tokens - limits.max_waiting_tokens
         if over > 0 and self._waiting:

@@ -25,7 +25,7 @@ def chat_router(context: ServeContext) -> APIRouter:
 
     @router.post("/v1/chat/completions", response_model=None)
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
-        return await while_connected(request.receive, _answer(context, body))
+        return await while_connected(request.receive, _answer(context, body), EventStream.release_unsent)
 
     return router
 
@@ -55,9 +55,7 @@ async def _whole(context: ServeContext, envelope: Envelope, call: Call) -> dict[
     return {**envelope.wrap([chat_choice(answer.text, answer.finish_reason)]), "usage": tally.usage()}
 
 
-async def _chunks(
-    context: ServeContext, envelope: Envelope, call: Call, include_usage: bool
-) -> AsyncGenerator[bytes]:
+async def _chunks(context: ServeContext, envelope: Envelope, call: Call, include_usage: bool) -> AsyncGenerator[bytes]:
     """The role once, before everything; the finish reason once, after everything and alone."""
 
     def payload(delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def completions_router(context: ServeContext) -> APIRouter:
 
     @router.post("/v1/completions", response_model=None)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
-        return await while_connected(request.receive, _answer(context, body))
+        return await while_connected(request.receive, _answer(context, body), EventStream.release_unsent)
 
     return router
 
@@ -61,9 +61,7 @@ async def _whole(context: ServeContext, envelope: Envelope, call: Call) -> dict[
     return {**envelope.wrap(bodies), "usage": tally.usage()}
 
 
-async def _chunks(
-    context: ServeContext, envelope: Envelope, call: Call, include_usage: bool
-) -> AsyncGenerator[bytes]:
+async def _chunks(context: ServeContext, envelope: Envelope, call: Call, include_usage: bool) -> AsyncGenerator[bytes]:
     def payload(index: int, text: str, reason: str | None = None) -> dict[str, Any]:
         return with_usage(envelope.wrap([completion_choice(index, text, reason)]), include_usage)
 

@@ -75,7 +75,8 @@ class Intake:
             # The template writes the special tokens itself.
             return self.tokenizer.encode(text, add_special_tokens=False)
 
-        return await _off_loop(render_and_encode, num_characters + MESSAGE_CHARACTERS * len(messages))
+        work = num_characters + MESSAGE_CHARACTERS * len(messages)
+        return await _off_loop(render_and_encode, work, is_cheap=self.chat_template.is_cheap)
 
     def _check_length(self, num_characters: int, param: str) -> None:
         if num_characters > self.max_characters:
@@ -91,5 +92,5 @@ def prompt_names(count: int) -> list[str]:
     return ["prompt"] if count == 1 else [f"prompt[{index}]" for index in range(count)]
 
 
-async def _off_loop(work: Callable[[], T], num_characters: int) -> T:
-    return work() if num_characters <= INLINE_CHARACTERS else await asyncio.to_thread(work)
+async def _off_loop(work: Callable[[], T], num_characters: int, *, is_cheap: bool = True) -> T:
+    return work() if is_cheap and num_characters <= INLINE_CHARACTERS else await asyncio.to_thread(work)

@@ -56,7 +56,13 @@ class EventStream(Response):
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._events = events
-        self._release = release
+        self.release = release
+
+    @staticmethod
+    def release_unsent(response: Response) -> None:
+        """What an answer that will not be sent holds, where it is a stream."""
+        if isinstance(response, EventStream):
+            response.release()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -64,7 +70,7 @@ class EventStream(Response):
         except ClientGone:
             logger.debug("the client of %s hung up", scope["path"])
         finally:
-            self._release()
+            self.release()
 
     async def _stream(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
