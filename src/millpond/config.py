@@ -23,6 +23,7 @@ class EngineConfig:
     bfloat16. watermark is the share of the pool held back from newcomers; watermark_blocks, where given, is that
     reserve in blocks and wins. kv_memory is in bytes; num_blocks wins over it. threads None means the cores that this
     process may use.
+    itl_target, in milliseconds, bounds the prompts in a step to what keeps it about as short while others decode.
     speculative "ngram" tries up to speculative_tokens guesses a step for each request, looked up in its own text.
     """
 
@@ -31,6 +32,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    itl_target: float | None = None
     block_size: int = 16
     num_blocks: int | None = None
     kv_memory: int | None = None
@@ -57,6 +59,8 @@ class EngineConfig:
         for name in ("max_model_len", "num_blocks", "kv_memory", "threads"):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), 1)
+        if self.itl_target is not None:
+            _check_above_zero("itl_target", self.itl_target, "milliseconds")
         if self.watermark_blocks is not None:
             _check_int("watermark_blocks", self.watermark_blocks, 0)
         _check_int("seed", self.seed, None)
@@ -105,13 +109,13 @@ class LoadLimits:
         _check_int("max_unread_outputs", self.max_unread_outputs, 1)
         for name in ("request_timeout", "queue_timeout", "stuck_after"):
             if (seconds := getattr(self, name)) is not None:
-                _check_seconds(name, seconds)
+                _check_above_zero(name, seconds, "seconds")
 
 
-def _check_seconds(name: str, value: object) -> None:
+def _check_above_zero(name: str, value: object, unit: str) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0.0 < value < math.inf:  # type: ignore[operator]
-        raise ConfigError(f"{name} must be a number of seconds above 0, got {value!r}")
+        raise ConfigError(f"{name} must be a number of {unit} above 0, got {value!r}")
 
 
 def _check_int(name: str, value: object, low: int | None) -> None:

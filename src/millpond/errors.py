@@ -46,7 +46,7 @@ class InvariantError(MillpondError):
 
 
 class OverloadedError(MillpondError):
-    """The queue is full (429). `bound` says of what, requests or tokens; retry_after is in whole seconds, at least 1."""
+    """The queue is full (429). `bound` says of what, requests or tokens; retry_after is in seconds, at least 1."""
 
     def __init__(self, message: str, bound: str, retry_after: int) -> None:
         super().__init__(message)

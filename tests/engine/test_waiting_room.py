@@ -16,11 +16,10 @@ def enter(room, *names, tokens=10):
 
 
 def fits(room, num_requests=1, num_tokens=10, slots_are_free=True):
+    """True, or the bound that it meets."""
     try:
         room.check(0.0, num_requests, num_tokens, slots_are_free=slots_are_free)
     except OverloadedError as error:
-        assert error.retry_after >= 1
-        assert str(num_tokens) in str(error) or num_requests == 1
         return error.bound
     return True
 

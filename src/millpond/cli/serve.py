@@ -6,17 +6,27 @@ import errno
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from millpond.cli import loading
+from millpond.cli.load_options import (
+    LOAD_DEFAULTS,
+    MaxWaitingRequests,
+    MaxWaitingTokens,
+    QueueTimeout,
+    RequestTimeout,
+    StuckAfter,
+)
 from millpond.cli.options import (
     DEFAULT_MODEL,
     DEFAULTS,
     BlockSize,
     Dtype,
     Isa,
+    ItlTarget,
     KVDtype,
     KVMemory,
     MaxModelLen,
@@ -32,7 +42,7 @@ from millpond.cli.options import (
     parse_port,
 )
 from millpond.cli.settings import LOG_LEVELS, Settings
-from millpond.config import EngineConfig
+from millpond.config import EngineConfig, LoadLimits
 from millpond.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,6 +60,7 @@ EXAMPLES = examples(
     "millpond serve smollm2 --watermark-blocks 8 --audit",
     "millpond serve smollm2 --speculative ngram",
     "millpond serve smollm2 --kv-dtype int8",
+    "millpond serve smollm2 --itl-target 20 --max-waiting-requests 100 --queue-timeout 30",
 )
 
 Port = Annotated[
@@ -75,6 +86,7 @@ def serve(
     max_model_len: MaxModelLen = None,
     max_num_seqs: MaxNumSeqs = DEFAULTS.max_num_seqs,
     max_num_batched_tokens: MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
+    itl_target: ItlTarget = None,
     block_size: BlockSize = DEFAULTS.block_size,
     watermark: Watermark = DEFAULTS.watermark,
     watermark_blocks: WatermarkBlocks = None,
@@ -88,25 +100,15 @@ def serve(
         str | None, typer.Option("--served-model-name", help="Name that clients use [default: MODEL as given]")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Key of the seeds of requests that bring none.")] = DEFAULTS.seed,
+    max_waiting_requests: MaxWaitingRequests = LOAD_DEFAULTS.max_waiting_requests,
+    max_waiting_tokens: MaxWaitingTokens = LOAD_DEFAULTS.max_waiting_tokens,
+    request_timeout: RequestTimeout = None,
+    queue_timeout: QueueTimeout = None,
+    stuck_after: StuckAfter = LOAD_DEFAULTS.stuck_after,
     log_level: LogLevel = None,
 ) -> None:
-    config = EngineConfig(
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        block_size=block_size,
-        watermark=watermark,
-        watermark_blocks=watermark_blocks,
-        kv_memory=kv_memory,
-        threads=threads,
-        isa=isa,
-        speculative=speculative,
-        speculative_tokens=speculative_tokens,
-        audit=audit,
-        seed=seed,
-    )
+    config = EngineConfig(**_of(EngineConfig, context.params))
+    load = LoadLimits(**_of(LoadLimits, context.params))
     settings = context.ensure_object(Settings)
     level = log_level_of(log_level, settings)
     from millpond.serve.run import check_address
@@ -114,7 +116,12 @@ def serve(
     with explaining(host, port):
         check_address(host, port)
     engine = loading.open_engine(model, config, settings)
-    listen(engine, host, port, served_model_name or model, level)
+    listen(engine, host, port, served_model_name or model, level, load)
+
+
+def _of(config: type, given: dict[str, Any]) -> dict[str, Any]:
+    """The options that are fields of a config."""
+    return {field.name: given[field.name] for field in fields(config) if field.name in given}
 
 
 def log_level_of(given: str | None, settings: Settings) -> str:
@@ -124,13 +131,13 @@ def log_level_of(given: str | None, settings: Settings) -> str:
     return given or settings.log_level
 
 
-def listen(engine: Engine, host: str, port: int, name: str, log_level: str) -> None:
+def listen(engine: Engine, host: str, port: int, name: str, log_level: str, load: LoadLimits) -> None:
     """Serve until a signal stops it. Raises ConfigError, with the way out, for an address that cannot be had."""
     from millpond.serve.run import serve as serve_http
 
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s: %(message)s")
     with explaining(host, port):
-        serve_http(engine, host, port, model_names=(name,), notify=loading.notify, log_level=log_level)
+        serve_http(engine, host, port, load=load, model_names=(name,), notify=loading.notify, log_level=log_level)
 
 
 @contextmanager

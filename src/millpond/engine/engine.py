@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from millpond.config import EngineConfig
 from millpond.core.invariants import Auditor
+from millpond.core.pace import Pace
 from millpond.core.request import FinishReason, Request, SamplingParams
 from millpond.core.scheduler import RequestUpdate, Scheduler
 from millpond.core.step import Clock, Runner, SchedulerOutput, StepResult, StepStats
@@ -57,6 +58,7 @@ class Engine:
         self._clock = clock
         self._seeds = random.Random(config.seed)
         self._auditor = self._new_auditor()
+        self._pace = None if config.itl_target is None else Pace(config.itl_target / 1000)
         self._answers: dict[str, Answer] = {}
 
     @property
@@ -107,13 +109,16 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """One step: schedule, forward, update, text. Returns what it gave each request, oldest first."""
         started = self._clock()
-        plan = self.scheduler.schedule()
+        pace = self._pace
+        plan = self.scheduler.schedule(None if pace is None else pace.prefill_budget(self.scheduler.num_decoding))
         self.admitted = plan.admitted
         if self._auditor is not None:
             self._auditor.after_schedule(plan)
         scheduled = self._clock()
         result = self._execute(plan)
         executed = self._clock()
+        if pace is not None:
+            _note(pace, plan, executed - started)
         updates = () if result is None else self.scheduler.update(result)
         updated = self._clock()
         outputs = self._fail(plan) if result is None else [self._output(update) for update in updates]
@@ -204,3 +209,10 @@ class Engine:
             num_drafted=sum(drafts),
             num_accepted=num_sampled - len(result.sampled),
         )
+
+
+def _note(pace: Pace, plan: SchedulerOutput, seconds: float) -> None:
+    """Tell the rows of a step that decode, guesses among them, from the tokens of prompts."""
+    rows = [each for each in plan.scheduled if each.output_position and len(each.token_ids) == 1 + each.num_drafts]
+    num_rows = sum(len(each.token_ids) for each in rows)
+    pace.note(num_rows, plan.num_tokens - num_rows, seconds)

@@ -33,7 +33,7 @@ class WaitingRoom:
         return self._waiting_tokens
 
     def check(self, now: float, num_requests: int, num_tokens: int, *, slots_are_free: bool) -> None:
-        """Raise OverloadedError, with the time to wait, where a call finds no room; num_tokens are those of its prompts.
+        """Raise OverloadedError, with the time to wait, where a call finds no room; num_tokens counts its prompts'.
 
         A slot that is free is room, unless somebody was left waiting beside it for want of blocks. A prompt that is
         longer than all that may wait is let in where nobody waits. Raises InvalidRequestError for a list that no

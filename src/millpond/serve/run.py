@@ -14,6 +14,7 @@ from types import FrameType
 
 import uvicorn
 
+from millpond.config import LoadLimits
 from millpond.engine.async_engine import AsyncEngine
 from millpond.engine.engine import Engine
 from millpond.serve.app import create_app
@@ -37,6 +38,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     *,
+    load: LoadLimits | None = None,
     model_names: Sequence[str] | None = None,
     drain_seconds: float = DRAIN_SECONDS,
     notify: Callable[[str], None] = print,
@@ -45,14 +47,15 @@ def serve(
 ) -> None:
     """Serve an engine over HTTP; returns after a stop signal, when requests have drained or were ended.
 
-    port 0 takes a free one. model_names default to the engine's. notify gets the start-up lines; on_ready is
-    called, in the server's thread, once it answers. Raises OSError when the address cannot be bound.
+    port 0 takes a free one. load bounds what is taken on. model_names default to the engine's. notify gets the start-up
+    lines; on_ready is called, in the server's thread, once it answers. Raises OSError when the address cannot be bound.
     """
     with contextlib.closing(_bind(host, port)) as listener:
         asyncio.run(
             _serve(
                 engine,
                 listener,
+                load=load,
                 model_names=tuple(model_names or (engine.model_name,)),
                 drain_seconds=drain_seconds,
                 notify=notify,
@@ -71,13 +74,14 @@ async def _serve(
     engine: Engine,
     listener: socket.socket,
     *,
+    load: LoadLimits | None,
     model_names: tuple[str, ...],
     drain_seconds: float,
     notify: Callable[[str], None],
     on_ready: Callable[[Running], None] | None,
     log_level: str,
 ) -> None:
-    async_engine = AsyncEngine(engine)
+    async_engine = AsyncEngine(engine, load)
     app = create_app(
         async_engine, model_names=model_names, tokenizer=engine.tokenizer, chat_template=engine.chat_template
     )
