@@ -35,14 +35,14 @@ def test_more_rows_leave_less_for_prompts():
     pace = Pace(0.020)
     pace.note(4, 0, machine(4, 0))
     pace.note(4, 10, machine(4, 10))
-    assert [pace.prefill_budget(rows) for rows in (1, 4, 12)] == [32, 26, 10]
+    assert [pace.prefill_budget(rows) for rows in (1, 4, 8)] == [32, 26, 18]
 
 
-def test_a_target_that_decoding_alone_exceeds_leaves_prompts_a_tenth_and_at_least_a_token():
+def test_a_target_that_decoding_alone_exceeds_leaves_prompts_half_of_that_and_at_least_a_token():
     pace = Pace(0.001)
     pace.note(97, 0, machine(97, 0))
     pace.note(97, 10, machine(97, 10))
-    assert pace.prefill_budget(97) == 20
+    assert pace.prefill_budget(97) in (99, 100)
     pace.note(97, 1, 100.0)
     assert pace.prefill_budget(97) == 1
 
@@ -63,6 +63,13 @@ def test_a_prompt_that_grows_dearer_gets_fewer_tokens_a_step():
         tokens = pace.prefill_budget(4)
         pace.note(4, tokens, machine(4, 3 * tokens))
     assert pace.prefill_budget(4) == pytest.approx(before / 3, rel=0.1)
+
+
+def test_a_step_that_was_faster_than_one_without_prompts_makes_them_cheap():
+    pace = Pace(0.020)
+    pace.note(4, 0, 0.007)
+    pace.note(4, 10, 0.006)
+    assert pace.prefill_budget(4) > 1000
 
 
 def test_a_step_without_rows_or_tokens_says_nothing():

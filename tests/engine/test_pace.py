@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine_helpers import drive, text_of
+from millpond.core.pace import Pace
 from millpond.core.request import SamplingParams
 from millpond.core.step import SchedulerOutput
 from millpond.engine.engine import Engine
@@ -78,6 +79,21 @@ def test_a_target_below_what_decoding_takes_still_lets_the_prompt_through():
     seconds, texts = with_a_long_prompt(1.0)
     assert len(seconds) < 1000
     assert texts == with_a_long_prompt(None)[1]
+
+
+def test_a_prompts_last_token_counts_as_a_prompts_and_only_decoding_rows_as_rows(monkeypatch):
+    noted = []
+    monkeypatch.setattr(Pace, "note", lambda self, *step: noted.append(step[:2]))
+    monkeypatch.setattr(Pace, "prefill_budget", lambda self, num_decoding: 2 if num_decoding else None)
+    engine = paced_engine(20.0)
+    engine.add_request("a", ids("hi"), SamplingParams(max_tokens=5, ignore_eos=True))
+    engine.step()
+    engine.add_request("b", ids("four"), SamplingParams(max_tokens=2, ignore_eos=True))
+    drive(engine)
+    assert noted[:4] == [(0, 2), (1, 2), (1, 2), (2, 0)]
+    engine.add_request("c", ids("x"), SamplingParams(max_tokens=1))
+    drive(engine)
+    assert (0, 1) in noted
 
 
 def test_a_prompt_alone_has_the_whole_step():

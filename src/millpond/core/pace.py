@@ -9,7 +9,7 @@ from __future__ import annotations
 from millpond.core.speculation import FIXED_ROWS
 
 FIRST_TOKENS = 16  # before a token of a prompt has a price
-LEAST_SHARE = 0.1  # of what decoding takes, where that leaves nothing of the target: prompts come on, too
+LEAST_SHARE = 0.5  # of what decoding takes, where that leaves nothing of the target: prompts come on, too
 LEAST_EXTRA = 0.01  # of a step is what its prompts took, where it took no longer than without them
 WEIGHT = 0.25  # of the newest step in a price
 

@@ -18,6 +18,8 @@ from millpond.config import LoadLimits
 from millpond.engine.async_engine import AsyncEngine
 from millpond.engine.engine import Engine
 from millpond.serve.app import create_app
+from millpond.serve.half_open import HalfOpenProtocol
+from millpond.serve.open_files import raise_open_files
 
 DRAIN_SECONDS = 30.0
 # After the engine has told the last callers that it is gone, their sockets need a moment to hear it.
@@ -88,6 +90,7 @@ async def _serve(
     config = uvicorn.Config(
         app,
         log_level=log_level,
+        http=HalfOpenProtocol,
         lifespan="off",
         timeout_graceful_shutdown=int(drain_seconds + FAREWELL_SECONDS) + 1,
     )
@@ -99,6 +102,7 @@ async def _serve(
         if on_ready is not None:
             on_ready(Running(url, server.stop))
 
+    raise_open_files()
     async_engine.start()
     try:
         await Server(config, async_engine, drain_seconds, ready).serve([listener])
