@@ -27,7 +27,10 @@ ROOMY = {"num_blocks": 9000, "max_model_len": 10_000, "audit": False}
 class OneLetterRunner:
     """The same letter for everybody, at once: what a slow reader is sent should not be slow itself."""
 
+    num_steps = 0
+
     def execute(self, output):
+        self.num_steps += 1
         return StepResult(tuple(SampledTokens(each.request_id, (LETTERS[0],)) for each in output.scheduled))
 
 
@@ -128,6 +131,7 @@ def test_a_client_that_does_not_read_is_ended_at_a_bound_while_its_neighbour_has
             wait_for(lambda: "its client has left" in caplog.text)
             wait_for(lambda: not engine.scheduler.requests)
         stuck.close()
+    assert engine.runner.num_steps < 140_000
     assert engine.scheduler.pool.num_free == 40_000
 
 
