@@ -20,7 +20,7 @@ class Ticking:
 
 
 def engine_with(**settings):
-    sizes = {"num_blocks": 900, "max_model_len": 1000, "max_num_seqs": 4, "max_num_batched_tokens": 64, "audit": False}
+    sizes = {"num_blocks": 2000, "max_model_len": 2000, "max_num_seqs": 4, "max_num_batched_tokens": 64, "audit": False}
     return make_engine(wrap=Ticking, **{**sizes, **settings})
 
 
@@ -28,13 +28,13 @@ def test_steps_are_timed_in_quiet_and_until_the_long_prompt_has_its_first_token(
     engine = engine_with()
     notified = []
     row = measure_pace(engine, 3, 150, lambda: engine.runner.now, notified.append)
-    assert row.quiet == (3.0,) * QUIET_STEPS
+    assert row.quiet == (3.0,) * (2 * QUIET_STEPS)
     # The prompt has what three streams leave of 64 tokens.
     assert row.beside == (64.0, 64.0, 3.0 + 150 - 2 * 61)
     assert row.prefill_seconds == sum(row.beside)
-    assert len(notified) == 2
+    assert len(notified) == 3
     assert not engine.has_unfinished
-    assert engine.scheduler.pool.num_free == 900
+    assert engine.scheduler.pool.num_free == 2000
 
 
 def test_the_figures_are_milliseconds_and_the_ratio_is_that_of_the_two_p99():

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 HELP = """Measure the time between the tokens of requests that decode, in quiet and while a long prompt is computed.
 
 The streams decode from prompts of 64 tokens; 300 quiet steps are timed, then those until the long prompt has its first
-token. Milliseconds; `ratio` is that of the two p99, and `prefill` the long prompt's seconds to its first token."""
+token, and 300 quiet ones again. Milliseconds; `ratio` is that of the two p99, `prefill` the time to that first token in
+seconds."""
 
 EXAMPLES = examples(
     "millpond bench pace",
@@ -99,7 +100,7 @@ def pace(
     )
     engine = loading.open_engine(model, config, context.ensure_object(Settings))
     longest = engine.limits.max_total_tokens - 1
-    with counting_bar(2) as notify:
+    with counting_bar(3) as notify:
         row = measure_pace(engine, streams, prompt_tokens or longest, time.perf_counter, notify)
     if as_json:
         typer.echo(json.dumps(row.as_json()))

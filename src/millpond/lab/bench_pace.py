@@ -57,6 +57,7 @@ def measure_pace(
 ) -> PaceRow:
     """num_streams decode; QUIET_STEPS of that are timed, then those until a prompt of so many tokens has its first one.
 
+    And as many quiet ones once more: the streams have grown longer meanwhile, which alone makes their steps longer.
     Nobody samples an end. Raises EngineError where a stream loses its pace to the pool, or ends before the prompt is
     through, and InvalidRequestError for a prompt that does not fit.
     """
@@ -77,6 +78,8 @@ def measure_pace(
         seconds, names = _step(engine, streams, clock)
         beside.append(seconds)
         is_through = "pace-long" in names
+    notify(f"{num_streams} streams, quiet again")
+    quiet += [_step(engine, streams, clock)[0] for _ in range(QUIET_STEPS)]
     engine.abort_all()
     return PaceRow(num_streams, prompt_tokens, tuple(quiet), tuple(beside), sum(beside))
 
