@@ -20,9 +20,9 @@ async def settle(async_engine):
     await collect(async_engine, "settle", max_tokens=1)
 
 
-def with_started(test, engine):
+def with_started(test, engine, **settings):
     async def started():
-        async_engine = AsyncEngine(engine)
+        async_engine = AsyncEngine(engine, **settings)
         async_engine.start()
         try:
             return await test(async_engine)

@@ -209,8 +209,8 @@ class Loop:
         self.scheduler.fail([each.request_id for each in output.scheduled], "the forward pass of this step failed")
         self.auditor.after_update(StepResult(()))
 
-    def schedule(self) -> SchedulerOutput:
-        output = self.scheduler.schedule()
+    def schedule(self, prefill_budget: int | None = None) -> SchedulerOutput:
+        output = self.scheduler.schedule(prefill_budget)
         self.outputs.append(output)
         self.auditor.after_schedule(output)
         return output
@@ -220,8 +220,8 @@ class Loop:
         self.updates.extend(self.scheduler.update(result))
         self.auditor.after_update(result)
 
-    def step(self) -> SchedulerOutput:
-        output = self.schedule()
+    def step(self, prefill_budget: int | None = None) -> SchedulerOutput:
+        output = self.schedule(prefill_budget)
         self.finish_step(output)
         return output
 

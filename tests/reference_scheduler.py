@@ -78,11 +78,12 @@ class ReferenceScheduler:
                 return True
         return False
 
-    def schedule(self):
+    def schedule(self, prefill_budget=None):
         released = self.release()
         preempted = self.grow()
-        admitted = self.admit()
-        self.shares = self.share_out()
+        budget = self.budget_of_step(prefill_budget)
+        admitted = self.admit(budget)
+        self.shares = self.share_out(budget)
         self.num_steps += 1
         return Decision(released, preempted, admitted, self.shares)
 
@@ -103,26 +104,33 @@ class ReferenceScheduler:
                 entry.blocks = self.blocks_for(entry)
         return tuple(preempted)
 
-    def admit(self):
+    def budget_of_step(self, prefill_budget):
+        """One token for each that runs already, the prompts' share on top, and never more than a step may have."""
+        if prefill_budget is None:
+            return self.budget
+        paced = len(self.those("running")) + prefill_budget
+        return paced if self.budget is None else min(self.budget, paced)
+
+    def admit(self, budget):
         admitted = []
         for entry in self.those("waiting"):
             need = self.blocks_for(entry)
             could_leave_the_reserve = need + self.reserve <= self.num_blocks
             reserve = self.reserve if could_leave_the_reserve else 0
             wanted = sum(each.tokens - each.computed for each in self.those("running"))
-            is_spent = self.budget is not None and wanted >= self.budget
+            is_spent = budget is not None and wanted >= budget
             if len(self.those("running")) == self.slots or is_spent or need + reserve > self.free_blocks():
                 break
             entry.state, entry.blocks = "running", need
             admitted.append(entry.name)
         return tuple(admitted)
 
-    def share_out(self):
+    def share_out(self, budget):
         shares, given = [], 0
         for entry in self.those("running"):
             share = missing = entry.tokens - entry.computed
-            if self.budget is not None:
-                share = min(missing, self.budget - given)
+            if budget is not None:
+                share = min(missing, budget - given)
             given += share
             shares.append((entry.name, entry.computed, share, entry.blocks, share == missing))
         return tuple(shares)
@@ -162,9 +170,9 @@ class Lockstep(Loop):
         assert aborted is self.reference.abort(request_id)
         return aborted
 
-    def schedule(self) -> SchedulerOutput:
-        output = super().schedule()
-        ours, theirs = Decision.of(output), self.reference.schedule()
+    def schedule(self, prefill_budget: int | None = None) -> SchedulerOutput:
+        output = super().schedule(prefill_budget)
+        ours, theirs = Decision.of(output), self.reference.schedule(prefill_budget)
         assert ours == theirs, f"step {output.step} is {ours}, the reference's {theirs}"
         return output
 

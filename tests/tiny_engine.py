@@ -78,6 +78,16 @@ def make_engine(
     )
 
 
+class FakeClock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class GatedRunner:
     """A runner whose steps a test lets through one by one; entered says that a step has begun."""
 

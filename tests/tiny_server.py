@@ -8,6 +8,7 @@ import itertools
 import json
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import fields
 
@@ -49,8 +50,10 @@ def app_over(engine, async_engine, **settings):
 
 
 @contextlib.asynccontextmanager
-async def started(engine, **settings) -> AsyncIterator[tuple[AsyncEngine, httpx.AsyncClient]]:
-    async_engine = AsyncEngine(engine)
+async def started(
+    engine, load=None, clock=time.monotonic, **settings
+) -> AsyncIterator[tuple[AsyncEngine, httpx.AsyncClient]]:
+    async_engine = AsyncEngine(engine, load, clock)
     async_engine.start()
     app = app_over(engine, async_engine, **settings)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -98,7 +101,7 @@ class HandDriven:
         self._hung_up = asyncio.Event()
         self._body_read = False
         self.sent = asyncio.Queue()
-        scope = {
+        self.scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
@@ -112,7 +115,10 @@ class HandDriven:
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 2),
         }
-        self.task = asyncio.create_task(app(scope, self._receive, self.sent.put))
+        self.task = asyncio.create_task(app(self.scope, self._receive, self._send))
+
+    async def _send(self, message):
+        await self.sent.put(message)
 
     async def _receive(self):
         if not self._body_read:

@@ -1,4 +1,4 @@
-"""EngineConfig and ServerConfig: every setting, validated once; the only place that holds defaults."""
+"""EngineConfig, ServerConfig and LoadLimits: every setting, validated once; the only place that holds defaults."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class EngineConfig:
     bfloat16. watermark is the share of the pool held back from newcomers; watermark_blocks, where given, is that
     reserve in blocks and wins. kv_memory is in bytes; num_blocks wins over it. threads None means the cores that this
     process may use.
+    itl_target, in milliseconds, bounds the prompts in a step to what keeps it about as short while others decode.
     speculative "ngram" tries up to speculative_tokens guesses a step for each request, looked up in its own text.
     """
 
@@ -34,6 +35,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    itl_target: float | None = None
     block_size: int = 16
     num_blocks: int | None = None
     kv_memory: int | None = None
@@ -60,6 +62,8 @@ class EngineConfig:
         for name in ("max_model_len", "num_blocks", "kv_memory", "threads"):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), 1)
+        if self.itl_target is not None:
+            _check_above_zero("itl_target", self.itl_target, "milliseconds")
         if self.watermark_blocks is not None:
             _check_int("watermark_blocks", self.watermark_blocks, 0)
         _check_int("seed", self.seed, None)
@@ -126,6 +130,38 @@ class ServerConfig:
             raise ConfigError(f"log_level must be one of {', '.join(LOG_LEVELS)}, got {self.log_level!r}")
         if self.otlp_endpoint is not None and not re.fullmatch(r"https?://[^/\s]+\S*", self.otlp_endpoint):
             raise ConfigError(f"otlp_endpoint must be an http or https URL, got {self.otlp_endpoint!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadLimits:
+    """What a server takes on. Times are seconds; None is no limit of its own.
+
+    max_waiting_requests bounds the requests that wait beside those that have a slot, max_waiting_tokens the tokens of
+    their prompts. request_timeout bounds a request in all, and is the most that it may ask for itself; queue_timeout
+    bounds its wait for the first step. A step that takes longer than stuck_after makes the engine unhealthy. Once
+    max_unread_outputs of one request wait for a client that does not read, its answer is ended.
+    """
+
+    max_waiting_requests: int = 1024
+    max_waiting_tokens: int = 262_144
+    request_timeout: float | None = None
+    queue_timeout: float | None = None
+    stuck_after: float = 60.0
+    max_unread_outputs: int = 1024
+
+    def __post_init__(self) -> None:
+        _check_int("max_waiting_requests", self.max_waiting_requests, 0)
+        _check_int("max_waiting_tokens", self.max_waiting_tokens, 0)
+        _check_int("max_unread_outputs", self.max_unread_outputs, 1)
+        for name in ("request_timeout", "queue_timeout", "stuck_after"):
+            if (seconds := getattr(self, name)) is not None:
+                _check_above_zero(name, seconds, "seconds")
+
+
+def _check_above_zero(name: str, value: object, unit: str) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0.0 < value < math.inf:  # type: ignore[operator]
+        raise ConfigError(f"{name} must be a number of {unit} above 0, got {value!r}")
 
 
 def _check_int(name: str, value: object, low: int | None) -> None:

@@ -43,3 +43,24 @@ class EngineDeadError(MillpondError):
 
 class InvariantError(MillpondError):
     """A broken rule of the scheduler or the block pool: a bug, with the object and both numbers in the message."""
+
+
+class OverloadedError(MillpondError):
+    """The queue is full (429). `bound` says of what, requests or tokens; retry_after is in seconds, at least 1."""
+
+    def __init__(self, message: str, bound: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.bound = bound
+        self.retry_after = retry_after
+
+
+class RequestTimeoutError(MillpondError):
+    """A request that took longer than it may, waiting or in all (504). `code` says which of the two."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class SlowReaderError(MillpondError):
+    """The client does not read what is sent to it, so that its answer was ended."""

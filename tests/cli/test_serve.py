@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 import millpond.serve.run
 from millpond.cli.app import run
-from millpond.config import EngineConfig, ServerConfig
+from millpond.config import EngineConfig, LoadLimits, ServerConfig
 from tls_pair import certificate_in
 
 
@@ -25,11 +25,11 @@ def pair(tmp_path_factory):
 
 @pytest.fixture
 def served(engine, monkeypatch):
-    """What the command asked the server to do: (host, port, model_names, config) of each call."""
+    """What the command asked the server to do: (host, port, model_names, config, load) of each call."""
     calls = []
 
-    def serve(engine, host, port, config, *, model_names, notify):
-        calls.append((host, port, model_names, config))
+    def serve(engine, host, port, config, *, load, model_names, notify):
+        calls.append((host, port, model_names, config, load))
 
     monkeypatch.setattr(millpond.serve.run, "serve", serve)
     return calls
@@ -38,14 +38,14 @@ def served(engine, monkeypatch):
 def test_it_serves_the_demo_model_on_loopback_by_default(engine, served):
     assert run(["serve"], {}) == 0
     assert engine.opened == [("smollm2", EngineConfig())]
-    assert served == [("127.0.0.1", 8000, ("smollm2",), ServerConfig())]
+    assert served == [("127.0.0.1", 8000, ("smollm2",), ServerConfig(), LoadLimits())]
 
 
 def test_every_engine_flag_reaches_the_engine(engine, served):
     flags = (
         "--dtype float32 --max-model-len 100 --max-num-seqs 3 --max-num-batched-tokens 30 --block-size 8 "
         "--watermark 0.5 --watermark-blocks 2 --kv-memory 1M --threads 1 --isa portable --audit --seed 9 "
-        "--speculative ngram --speculative-tokens 5"
+        "--speculative ngram --speculative-tokens 5 --itl-target 12.5"
     )
     assert run(["serve", "m.gguf", *flags.split()], {}) == 0
     config = EngineConfig(
@@ -53,6 +53,7 @@ def test_every_engine_flag_reaches_the_engine(engine, served):
         max_model_len=100,
         max_num_seqs=3,
         max_num_batched_tokens=30,
+        itl_target=12.5,
         block_size=8,
         watermark=0.5,
         watermark_blocks=2,
@@ -87,7 +88,7 @@ def test_every_server_flag_reaches_the_server(engine, served, pair):
         tls_key=key,
         otlp_endpoint="http://127.0.0.1:4318/v1/traces",
     )
-    assert served == [("::1", 0, ("demo",), config)]
+    assert served == [("::1", 0, ("demo",), config, LoadLimits())]
 
 
 def test_the_log_format_reaches_the_log(engine, served, monkeypatch):
@@ -168,6 +169,20 @@ def test_traces_without_opentelemetry_are_one_line_that_says_what_to_install(eng
     assert run(["serve", "--port", "0", "--otlp-endpoint", "http://127.0.0.1:4318"], {}) == 1
     assert "pip install 'millpond[otel]'" in capsys.readouterr().err
     assert engine.opened == []
+
+
+def test_every_bound_on_the_load_reaches_the_server(engine, served):
+    flags = "--max-waiting-requests 5 --max-waiting-tokens 600 --request-timeout 70 --queue-timeout 8 --stuck-after 9"
+    assert run(["serve", *flags.split()], {}) == 0
+    assert served[0][-1] == LoadLimits(
+        max_waiting_requests=5, max_waiting_tokens=600, request_timeout=70.0, queue_timeout=8.0, stuck_after=9.0
+    )
+
+
+def test_a_bound_that_cannot_be_is_refused_before_a_model_is_opened(engine, served, capsys):
+    assert run(["serve", "--queue-timeout", "0"], {}) == 1
+    assert "queue_timeout must be a number of seconds above 0, got 0.0" in capsys.readouterr().err
+    assert engine.opened == served == []
 
 
 def test_the_log_level_comes_from_the_environment_where_no_flag_is_given(engine, served):

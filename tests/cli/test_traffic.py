@@ -193,7 +193,7 @@ def test_an_slo_that_nothing_or_everything_would_meet_is_refused(bound):
 def test_ctrl_c_in_the_middle_of_a_step_ends_it_without_a_word(capsys, command, monkeypatch):
     steps = []
 
-    def schedule(self):
+    def schedule(self, prefill_budget=None):
         steps.append(self)
         if len(steps) == 5:
             raise KeyboardInterrupt

@@ -160,7 +160,7 @@ class TestInv5Progress:
     def test_a_step_that_does_nothing_while_requests_wait(self, monkeypatch):
         loop = Loop(make_scheduler())
         loop.add(make_request("a"))
-        monkeypatch.setattr(loop.scheduler, "_admit", lambda: ())
+        monkeypatch.setattr(loop.scheduler, "_admit", lambda budget: ())
         with named(5, "step 0 has 1 unfinished and 0 tokens or releases"):
             loop.step()
 
@@ -236,9 +236,9 @@ class TestInv7EverybodyEnds:
         loop.add(make_request("a"), make_request("b"))
         admit = scheduler._admit
 
-        def admit_b_first():
+        def admit_b_first(budget):
             scheduler.waiting.move_to_end("a")
-            admitted = admit()
+            admitted = admit(budget)
             scheduler.waiting.move_to_end("a", last=False)
             return admitted
 

@@ -9,7 +9,8 @@ import pytest
 from async_helpers import collect, gated, sampling, settle, with_started
 from helpers import expected_output
 from millpond.core.request import FinishReason
-from millpond.engine.async_engine import AsyncEngine, EngineRequest, Mailbox
+from millpond.engine.async_engine import AsyncEngine
+from millpond.engine.call import EngineRequest, Mailbox
 from millpond.errors import EngineDeadError, InvalidRequestError
 from tiny_engine import BOUND_SECONDS, LETTERS, ids, make_engine, run, steps_of
 
@@ -217,7 +218,7 @@ def test_many_aborts_leave_nothing_behind():
         await asyncio.wait(tasks)
         runner.open_for_good()
         await settle(async_engine)
-        assert async_engine._mailboxes == {}
+        assert async_engine._calls == {}
         assert async_engine._inbox == []
 
     with_started(test, engine)

@@ -224,11 +224,11 @@ def test_a_server_whose_engine_has_died_tells_its_callers_and_ends_with_the_caus
     engine = make_engine(wrap=GatedRunner)
     schedule, steps = engine.scheduler.schedule, []
 
-    def breaking():
+    def breaking(*arguments):
         steps.append(1)
         if len(steps) == 3:
             raise InvariantError("INV-1: block 3 is free and held")
-        return schedule()
+        return schedule(*arguments)
 
     engine.scheduler.schedule = breaking
     engine.runner.open_for_good()

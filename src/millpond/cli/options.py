@@ -119,6 +119,14 @@ MaxNumSeqs = Annotated[int, typer.Option("--max-num-seqs", help="Slots: how many
 MaxNumBatchedTokens = Annotated[
     int, typer.Option("--max-num-batched-tokens", help="Most tokens that one step computes.")
 ]
+ItlTarget = Annotated[
+    float | None,
+    typer.Option(
+        "--itl-target",
+        metavar="MS",
+        help="Milliseconds between two tokens to keep to, by computing prompts in smaller parts [default: no target]",
+    ),
+]
 BlockSize = Annotated[int, typer.Option("--block-size", help="Tokens in a block of the K/V pool, a multiple of 16.")]
 Watermark = Annotated[float, typer.Option("--watermark", help="Share of the pool held back from newcomers.")]
 WatermarkBlocks = Annotated[

@@ -11,12 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millpond.cli import loading
+from millpond.cli.load_options import (
+    LOAD_DEFAULTS,
+    MaxWaitingRequests,
+    MaxWaitingTokens,
+    QueueTimeout,
+    RequestTimeout,
+    StuckAfter,
+)
 from millpond.cli.options import (
     DEFAULT_MODEL,
     DEFAULTS,
     BlockSize,
     Dtype,
     Isa,
+    ItlTarget,
     KVDtype,
     KVMemory,
     MaxModelLen,
@@ -47,7 +56,7 @@ from millpond.cli.server_options import (
     api_keys,
 )
 from millpond.cli.settings import Settings
-from millpond.config import LOG_LEVELS, EngineConfig, ServerConfig
+from millpond.config import LOG_LEVELS, EngineConfig, LoadLimits, ServerConfig
 from millpond.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,6 +76,7 @@ EXAMPLES = examples(
     "millpond serve smollm2 --kv-dtype int8",
     "millpond serve smollm2 --host 0.0.0.0 --api-key-file keys.txt --tls-cert cert.pem --tls-key key.pem",
     "millpond serve smollm2 --log-format json --drain-timeout 60",
+    "millpond serve smollm2 --itl-target 20 --max-waiting-requests 100 --queue-timeout 30",
 )
 
 Port = Annotated[
@@ -95,6 +105,7 @@ def serve(
     max_model_len: MaxModelLen = None,
     max_num_seqs: MaxNumSeqs = DEFAULTS.max_num_seqs,
     max_num_batched_tokens: MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
+    itl_target: ItlTarget = None,
     block_size: BlockSize = DEFAULTS.block_size,
     watermark: Watermark = DEFAULTS.watermark,
     watermark_blocks: WatermarkBlocks = None,
@@ -113,6 +124,11 @@ def serve(
     tls_key: TlsKey = None,
     max_body_bytes: MaxBodyBytes = SERVER_DEFAULTS.max_body_bytes,
     drain_timeout: DrainTimeout = SERVER_DEFAULTS.drain_timeout,
+    max_waiting_requests: MaxWaitingRequests = LOAD_DEFAULTS.max_waiting_requests,
+    max_waiting_tokens: MaxWaitingTokens = LOAD_DEFAULTS.max_waiting_tokens,
+    request_timeout: RequestTimeout = None,
+    queue_timeout: QueueTimeout = None,
+    stuck_after: StuckAfter = LOAD_DEFAULTS.stuck_after,
     log_level: LogLevel = None,
     log_format: LogFormat = "text",
     log_prompts: LogPrompts = False,
@@ -120,14 +136,14 @@ def serve(
     strict: Strict = False,
 ) -> None:
     settings, given = context.ensure_object(Settings), dict(context.params)
-    config = EngineConfig(**_of(EngineConfig, given))
+    config, load = EngineConfig(**_of(EngineConfig, given)), LoadLimits(**_of(LoadLimits, given))
     given["api_keys"] = api_keys(api_key or (), api_key_file, settings.api_keys)
     given["cors_origins"] = tuple(cors_origin or ())
     given["log_level"] = log_level_of(log_level, settings)
     server_config = ServerConfig(**_of(ServerConfig, given))
     check_server(host, port, server_config)
     engine = loading.open_engine(model, config, settings)
-    listen(engine, host, port, served_model_name or model, server_config, log_format)
+    listen(engine, host, port, served_model_name or model, server_config, load, log_format)
 
 
 def _of(config: type, given: dict[str, Any]) -> dict[str, Any]:
@@ -156,14 +172,16 @@ def log_level_of(given: str | None, settings: Settings) -> str:
     return given or settings.log_level
 
 
-def listen(engine: Engine, host: str, port: int, name: str, config: ServerConfig, log_format: str) -> None:
+def listen(
+    engine: Engine, host: str, port: int, name: str, config: ServerConfig, load: LoadLimits, log_format: str
+) -> None:
     """Serve until a signal stops it. Raises ConfigError, with the way out, for an address that cannot be had."""
     from millpond.serve.logs import configure_logging
     from millpond.serve.run import serve as serve_http
 
     configure_logging(config.log_level, log_format)
     with explaining(host, port):
-        serve_http(engine, host, port, config, model_names=(name,), notify=loading.notify)
+        serve_http(engine, host, port, config, load=load, model_names=(name,), notify=loading.notify)
 
 
 @contextmanager

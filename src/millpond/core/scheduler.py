@@ -174,17 +174,24 @@ class Scheduler:
         self.finished.clear()
         return released
 
-    def schedule(self) -> SchedulerOutput:
+    @property
+    def num_decoding(self) -> int:
+        """Running requests whose next token is one step away, and not their first."""
+        return sum([1 for each in self.running if each.output_token_ids and _missing_tokens(each) == 1])
+
+    def schedule(self, prefill_budget: int | None = None) -> SchedulerOutput:
         """Decide one step: release, grow, admit; then hand out tokens.
 
+        prefill_budget bounds the tokens of this step to so many, and at least one, beyond one for each running request.
         Raises InvariantError when the step before it has had neither its result nor its failure.
         """
         if self._in_flight and self.step_is_in_flight:
             raise InvariantError(f"step {self.counters.iterations - 1} is still in flight: it has had no result")
         released = self.release_finished()
         preempted = self._grow()
-        admitted = self._admit()
-        self._in_flight = self._plan_all()
+        budget = self._budget(prefill_budget)
+        admitted = self._admit(budget)
+        self._in_flight = self._plan_all(budget)
         step = self.counters.iterations
         self.counters.iterations += 1
         return SchedulerOutput(step, tuple([each for each, _ in self._in_flight]), admitted, preempted, released)
@@ -302,18 +309,26 @@ class Scheduler:
         self.waiting.move_to_end(victim.request_id, last=False)
         return victim.request_id
 
-    def _admit(self) -> tuple[str, ...]:
+    def _budget(self, prefill_budget: int | None) -> int | None:
+        """A step's tokens. Never fewer than there are running requests, and one more where the bound allows it."""
+        most = self.max_num_batched_tokens
+        if prefill_budget is None:
+            return most
+        wanted = len(self.running) + max(1, prefill_budget)
+        return wanted if most is None else min(most, wanted)
+
+    def _admit(self, budget: int | None) -> tuple[str, ...]:
         """Admit from the head while a slot is free, the pool has room and the step has tokens left to give.
 
         A newcomer to a step whose budget is spent would only lock blocks that the others may need to grow. So
-        whoever is admitted gets a token at once, only the youngest can be in the middle of its tokens, and as
-        all the older ones together lack less than the budget, every running request gets a token in every step.
+        whoever is admitted gets a token at once and only the youngest can be in the middle of its tokens: all the
+        older ones lack one token each, so that every running request gets a token in every step, whatever its budget.
         """
         admitted: list[str] = []
         if not self.waiting or not self.free_slots:
             return ()
         wanted = sum(_missing_tokens(request) for request in self.running)
-        while self.waiting and self.free_slots and not self._is_spent(wanted):
+        while self.waiting and self.free_slots and (budget is None or wanted < budget):
             request = next(iter(self.waiting.values()))
             need = self._blocks_needed(request)
             if need > self.pool.num_free - self._reserve(need):
@@ -341,12 +356,8 @@ class Scheduler:
         self.running.append(request)
         self.counters.admissions += 1
 
-    def _is_spent(self, wanted: int) -> bool:
-        return self.max_num_batched_tokens is not None and wanted >= self.max_num_batched_tokens
-
-    def _plan_all(self) -> tuple[tuple[ScheduledRequest, Request], ...]:
-        """Hand out the budget, oldest first. All but the youngest lack less than the budget (see _admit)."""
-        left = self.max_num_batched_tokens
+    def _plan_all(self, left: int | None) -> tuple[tuple[ScheduledRequest, Request], ...]:
+        """Hand out the budget, oldest first. All but the youngest lack less than it (see _admit)."""
         shares, sampling, num_tokens = [], [], 0
         for request in self.running:
             missing = share = request.num_tokens - request.num_computed_tokens

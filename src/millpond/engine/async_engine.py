@@ -11,82 +11,51 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from contextlib import aclosing
 
+from millpond.config import LoadLimits
 from millpond.core.sampling import SamplingParams
-from millpond.core.step import StepStats
+from millpond.core.step import Clock, StepStats
+from millpond.engine.call import Call, EngineRequest, Item, Mailbox, Refusal
+from millpond.engine.deadlines import Deadlines
 from millpond.engine.engine import Engine
 from millpond.engine.limits import RequestLimits
 from millpond.engine.metrics import EngineMetrics
 from millpond.engine.outputs import RequestOutput
-from millpond.errors import EngineDeadError, InvalidRequestError, MillpondError
+from millpond.engine.waiting_room import WaitingRoom
+from millpond.errors import EngineDeadError, InvalidRequestError, MillpondError, SlowReaderError
 
 logger = logging.getLogger(__name__)
 
 JOIN_SECONDS = 10.0
 
-
-@dataclass(frozen=True, slots=True)
-class EngineRequest:
-    """What goes into the inbox. arrived is when it was made, by the engine's clock."""
-
-    request_id: str
-    prompt_token_ids: Sequence[int]
-    sampling: SamplingParams
-    arrived: float = field(default_factory=time.monotonic, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The engine would not take a request, after all that could be checked beforehand."""
-
-    request_id: str
-    error: MillpondError
-
-
 Abort = str
-Item = RequestOutput | Refusal
-
-
-class Mailbox:
-    """What came for one caller, in order. An asyncio.Queue would do, at three times the price per token."""
-
-    __slots__ = ("_items", "_waiter")
-
-    def __init__(self) -> None:
-        self._items: list[Item | EngineDeadError] = []
-        self._waiter: asyncio.Future[None] | None = None
-
-    def put(self, item: Item | EngineDeadError) -> None:
-        self._items.append(item)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def take(self) -> list[Item | EngineDeadError]:
-        """All that came since the last call, at least one item; waits for it. For one task at a time."""
-        if not self._items:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-            self._waiter = None
-        items, self._items = self._items, []
-        return items
 
 
 class AsyncEngine:
-    """An engine served to one event loop. start() in that loop, shutdown() at the end; both once."""
+    """An engine served to one event loop. start() in that loop, shutdown() at the end; both once.
 
-    def __init__(self, engine: Engine) -> None:
+    clock is read for timeouts, for the speed at which the queue drains, and for how long a step has taken.
+    """
+
+    def __init__(self, engine: Engine, load: LoadLimits | None = None, clock: Clock = time.monotonic) -> None:
         self._engine = engine
         self._observer = engine.observer
         engine.observer = self._observe
         self.metrics = engine.metrics = engine.metrics or EngineMetrics(engine.scheduler)
+        self.load = load or LoadLimits()
+        self._clock = clock
         self._inbox: list[EngineRequest | Abort] = []
         self._wake = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="millpond-engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._mailboxes: dict[str, Mailbox] = {}
+        self._calls: dict[str, Call] = {}
+        self._room = WaitingRoom(self.load, engine.config.max_num_seqs)
+        self._deadlines = Deadlines()
+        self._alarm: asyncio.TimerHandle | None = None
         self._dead: EngineDeadError | None = EngineDeadError("the engine has not started")
+        self._step_began: float | None = None
         self.last_step: StepStats | None = None
 
     @property
@@ -94,14 +63,36 @@ class AsyncEngine:
         return self._engine.limits
 
     @property
+    def trouble(self) -> str | None:
+        """Why requests are not served: the engine is dead, or the step in progress takes too long. None if they are."""
+        if self._dead is not None:
+            return str(self._dead)
+        if not self._thread.is_alive():
+            return "the engine's thread has ended"
+        began = self._step_began
+        seconds = 0.0 if began is None else self._clock() - began
+        if seconds > self.load.stuck_after:
+            return f"the engine is stuck: the step in progress has taken {seconds:.0f} s, more than {self._stuck_after}"
+        return None
+
+    @property
+    def _stuck_after(self) -> str:
+        return f"{self.load.stuck_after:g} s"
+
+    @property
     def is_healthy(self) -> bool:
         """Whether requests are taken and steps are turned."""
-        return self._dead is None and self._thread.is_alive()
+        return self.trouble is None
 
     @property
     def num_unfinished(self) -> int:
         """Requests that a caller still waits for."""
-        return len(self._mailboxes)
+        return len(self._calls)
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that were taken and that no step has admitted yet."""
+        return self._room.num_waiting
 
     def start(self) -> None:
         """Start the engine's thread; outputs go to the running event loop."""
@@ -112,6 +103,8 @@ class AsyncEngine:
     async def shutdown(self, timeout: float = JOIN_SECONDS) -> None:
         """Stop after the step in progress, waiting for it at most timeout seconds. Callers get EngineDeadError."""
         self._fail_all(EngineDeadError("the engine is shutting down"))
+        if self._alarm is not None:
+            self._alarm.cancel()
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -125,39 +118,104 @@ class AsyncEngine:
         if self._dead is not None:
             raise _copy(self._dead)
 
+    def check_room(self, num_requests: int, least_tokens: int) -> None:
+        """Raise OverloadedError for a call that finds no room, whatever its prompts are: before work is put into them.
+
+        least_tokens is what they have together at the least. EngineDeadError and InvalidRequestError as in take().
+        """
+        self.check_alive()
+        self._room.check(self._clock(), num_requests, least_tokens, slots_are_free=self._slots_are_free)
+
+    @property
+    def _slots_are_free(self) -> bool:
+        return self.last_step is None or self.last_step.num_waiting == 0
+
+    def take(self, requests: Sequence[EngineRequest]) -> Call:
+        """Queue requests that belong together, all of them or none; outputs() gives what comes of them.
+
+        Whoever takes must let go again: outputs() does when it ends or is closed, otherwise release() does.
+        Raises OverloadedError, InvalidRequestError naming the field, or EngineDeadError.
+        """
+        for request in requests:
+            self.limits.check(request.prompt_token_ids, request.sampling)
+            _check_timeout(request.timeout, self.load.request_timeout)
+            if request.request_id in self._calls:
+                raise InvalidRequestError(f"request id {request.request_id!r} is already in use", "request_id")
+        num_tokens_of = {request.request_id: len(request.prompt_token_ids) for request in requests}
+        self.check_room(len(num_tokens_of), sum(num_tokens_of.values()))
+        now = self._clock()
+        self._room.enter(now, num_tokens_of)
+        call = Call(requests, Mailbox(), set(num_tokens_of))
+        self._calls.update(dict.fromkeys(num_tokens_of, call))
+        self._set_deadlines(now, call)
+        self._send(requests)
+        return call
+
+    def release(self, call: Call) -> None:
+        """Let go of a call: what of it has not ended is aborted. Once is enough, and more does no harm."""
+        if call.is_over:
+            return
+        call.is_over = True
+        request_ids = [request.request_id for request in call.requests]
+        for request_id in request_ids:
+            self._calls.pop(request_id, None)
+        self._room.leave(request_ids)
+        self._send(sorted(call.unfinished))
+
+    async def outputs(self, call: Call) -> AsyncGenerator[RequestOutput]:
+        """What each step gives the requests of a call, until all have ended. Closing it aborts those that have not.
+
+        Raises RequestTimeoutError, EngineDeadError, and SlowReaderError where it was not read for too long.
+        """
+        try:
+            while call.unfinished:
+                for item in await call.mailbox.take():
+                    output = _unwrap(item)
+                    if output.finish_reason is not None:
+                        call.unfinished.discard(output.request_id)
+                    yield output
+                    if not call.unfinished:
+                        break
+        finally:
+            self.release(call)
+
     def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], sampling: SamplingParams
     ) -> AsyncGenerator[RequestOutput]:
         """What each step gives this request, until it ends. Closing the generator aborts the request.
 
-        Raises InvalidRequestError before the first output, EngineDeadError at any time.
+        Raises what take() raises before the first output, and what outputs() does.
         """
         return self.generate_all([EngineRequest(request_id, prompt_token_ids, sampling)])
 
     async def generate_all(self, requests: Sequence[EngineRequest]) -> AsyncGenerator[RequestOutput]:
-        """Several requests as one stream of outputs, until all have ended. Closing it aborts those that have not."""
-        self.check_alive()
-        for request in requests:
-            self.limits.check(request.prompt_token_ids, request.sampling)
-            if request.request_id in self._mailboxes:
-                raise InvalidRequestError(f"request id {request.request_id!r} is already in use", "request_id")
-        mailbox = Mailbox()
-        unfinished = {request.request_id for request in requests}
-        self._mailboxes.update(dict.fromkeys(unfinished, mailbox))
-        self._send(requests)
-        try:
-            while unfinished:
-                for item in await mailbox.take():
-                    output = _unwrap(item)
-                    if output.finish_reason is not None:
-                        unfinished.discard(output.request_id)
-                    yield output
-                    if not unfinished:
-                        break
-        finally:
-            for request in requests:
-                self._mailboxes.pop(request.request_id, None)
-            self._send(sorted(unfinished))
+        """take() and outputs() in one: nothing is queued before the first output is asked for."""
+        async with aclosing(self.outputs(self.take(requests))) as outputs:
+            async for output in outputs:
+                yield output
+
+    def end_overdue(self) -> None:
+        """End the calls whose time is over. An alarm calls this when the next one's is."""
+        for call, error in self._deadlines.due(self._clock()):
+            call.mailbox.put(error)
+        self._set_alarm()
+
+    def _set_deadlines(self, now: float, call: Call) -> None:
+        timeouts = [request.timeout for request in call.requests if request.timeout is not None]
+        if (in_all := min(timeouts, default=self.load.request_timeout)) is not None:
+            self._deadlines.add(now, call, in_all, for_waiting=False)
+        if self.load.queue_timeout is not None:
+            self._deadlines.add(now, call, self.load.queue_timeout, for_waiting=True)
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        """One timer for the soonest deadline; those that no longer count have none."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if (moment := self._deadlines.next) is not None:
+            assert self._loop is not None
+            self._alarm = self._loop.call_later(max(0.0, moment - self._clock()), self.end_overdue)
 
     def _send(self, messages: Sequence[EngineRequest | Abort]) -> None:
         if not messages:
@@ -166,16 +224,20 @@ class AsyncEngine:
             self._inbox.extend(messages)
             self._wake.notify()
 
-    # Below: the engine's thread, but for _hand_out and _fail_all, which it posts to the loop.
+    # Below: the engine's thread, but for _hand_out and what follows it, which it posts to the loop.
 
     def _run(self) -> None:
         try:
             while (messages := self._next_messages()) is not None:
+                self._step_began = self._clock()
                 items: list[Item] = self._drain(messages)
+                admitted: tuple[str, ...] = ()
                 if self._engine.has_unfinished:
                     items += self._engine.step()
-                if items:
-                    self._post(items)
+                    admitted = self._engine.admitted
+                self._step_began = None
+                if items or admitted:
+                    self._post(items, admitted)
             self._engine.abort_all()
         except BaseException as error:
             request_ids = ", ".join(self._engine.unfinished_ids)
@@ -221,29 +283,74 @@ class AsyncEngine:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._fail_all, dead)
 
-    def _post(self, items: Sequence[Item]) -> None:
+    def _post(self, items: Sequence[Item], admitted: Sequence[str]) -> None:
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._hand_out, items)
+        self._loop.call_soon_threadsafe(self._hand_out, items, admitted)
 
-    def _hand_out(self, items: Sequence[Item]) -> None:
+    def _hand_out(self, items: Sequence[Item], admitted: Sequence[str]) -> None:
+        if admitted:
+            self._admit(admitted)
         for item in items:
-            mailbox = self._mailboxes.get(item.request_id)
-            if mailbox is not None:
-                mailbox.put(item)
+            call = self._calls.get(item.request_id)
+            if call is None:
+                continue
+            call.mailbox.put(item)
+            if isinstance(item, Refusal) or item.finish_reason is not None:
+                self._end(item)
+            elif len(call.mailbox) > self.load.max_unread_outputs and not call.is_suspected:
+                self._suspect(call)
+
+    def _admit(self, request_ids: Sequence[str]) -> None:
+        self._room.admit(request_ids)
+        for request_id in request_ids:
+            if (call := self._calls.get(request_id)) is not None:
+                call.is_waiting = False
+
+    def _end(self, item: Item) -> None:
+        """The engine is done with a request, whether its caller has read that or not."""
+        self._room.leave([item.request_id])
+        if isinstance(item, RequestOutput):
+            self._room.finish(self._clock(), item.num_prompt_tokens, item.num_output_tokens)
+
+    def _suspect(self, call: Call) -> None:
+        """A reader that the loop gave no turn has read nothing either: look again after it has had one."""
+        if len(call.mailbox) > self.load.max_unread_outputs * len(call.requests):
+            assert self._loop is not None
+            call.is_suspected = True
+            self._loop.call_soon(self._end_unread, call)
+
+    def _end_unread(self, call: Call) -> None:
+        call.is_suspected = False
+        num_unread = len(call.mailbox)
+        if call.is_over or num_unread <= self.load.max_unread_outputs * len(call.requests):
+            return
+        name = call.requests[0].request_id
+        logger.warning("request %s is aborted: its client has left %d outputs unread", name, num_unread)
+        self.release(call)
+        call.mailbox.replace(SlowReaderError(f"the answer was ended: {num_unread} pieces of it were left unread"))
 
     def _fail_all(self, dead: EngineDeadError) -> None:
         if self._dead is None:
             self._dead = dead
-        for mailbox in set(self._mailboxes.values()):
-            mailbox.put(dead)
+        for call in set(self._calls.values()):
+            call.mailbox.put(dead)
 
 
-def _unwrap(item: Item | EngineDeadError) -> RequestOutput:
+def _check_timeout(seconds: float | None, most: float | None) -> None:
+    if seconds is None:
+        return
+    if not seconds > 0:
+        raise InvalidRequestError(f"timeout must be a number of seconds above 0, got {seconds!r}", "timeout")
+    if most is not None and seconds > most:
+        raise InvalidRequestError(f"timeout may be at most {most:g} s on this server, got {seconds!r}", "timeout")
+
+
+def _unwrap(item: Item | MillpondError) -> RequestOutput:
     if isinstance(item, RequestOutput):
         return item
     if isinstance(item, Refusal):
         raise item.error
-    raise _copy(item)
+    raise _copy(item) if isinstance(item, EngineDeadError) else item
 
 
 def _copy(dead: EngineDeadError) -> EngineDeadError:

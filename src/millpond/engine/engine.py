@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from millpond.config import EngineConfig
 from millpond.core.invariants import Auditor
+from millpond.core.pace import Pace
 from millpond.core.request import FinishReason, Request
 from millpond.core.sampling import SEED_BITS, SEEDS, SamplingParams
 from millpond.core.scheduler import RequestUpdate, Scheduler
@@ -30,7 +31,8 @@ class Engine:
 
     config is what the engine was built with, its open sizes filled in. vocab_size bounds the token ids that
     may be sent and sampled. observer is called with the numbers of every step, in the thread that steps; metrics, where
-    it is set, keeps what becomes of requests as well.
+    it is set, keeps what becomes of requests as well. admitted are the ids that the last step admitted, for the first
+    time or again.
     Raises ModelFileError for a chat template that does not compile.
     """
 
@@ -55,9 +57,11 @@ class Engine:
         self.limits = RequestLimits(vocab_size, scheduler.door, tokenizer.eos_token_ids)
         self.observer = observer
         self.metrics: EngineMetrics | None = None
+        self.admitted: tuple[str, ...] = ()
         self._clock = clock
         self._seeds = random.Random(config.seed)
         self._auditor = self._new_auditor()
+        self._pace = None if config.itl_target is None else Pace(config.itl_target / 1000)
         self._answers: dict[str, Answer] = {}
 
     @property
@@ -129,12 +133,16 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """One step: schedule, forward, update, text. Returns what it gave each request, oldest first."""
         started = self._clock()
-        plan = self.scheduler.schedule()
+        pace = self._pace
+        plan = self.scheduler.schedule(None if pace is None else pace.prefill_budget(self.scheduler.num_decoding))
+        self.admitted = plan.admitted
         if self._auditor is not None:
             self._auditor.after_schedule(plan)
         scheduled = self._clock()
         result = self._execute(plan)
         executed = self._clock()
+        if pace is not None:
+            _note(pace, plan, executed - started)
         updates = () if result is None else self.scheduler.update(result)
         updated = self._clock()
         if result is not None and result.scores:
@@ -241,3 +249,10 @@ class Engine:
             num_accepted=num_sampled - len(result.sampled),
             audited=self._auditor is not None,
         )
+
+
+def _note(pace: Pace, plan: SchedulerOutput, seconds: float) -> None:
+    """Tell the rows of a step that decode, guesses among them, from the tokens of prompts."""
+    rows = [each for each in plan.scheduled if each.output_position and len(each.token_ids) == 1 + each.num_drafts]
+    num_rows = sum(len(each.token_ids) for each in rows)
+    pace.note(num_rows, plan.num_tokens - num_rows, seconds)

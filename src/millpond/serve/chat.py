@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -11,10 +11,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from millpond.engine.async_engine import EngineRequest
+from millpond.engine.call import Call
 from millpond.serve.context import ServeContext, with_headers
 from millpond.serve.disconnect import while_connected
-from millpond.serve.generation import admissible, choice_requests, renaming, usage_of
+from millpond.serve.generation import choice_requests, renaming, usage_of
 from millpond.serve.intake import SCORE_CHARACTERS, off_loop
 from millpond.serve.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from millpond.serve.protocol import ChatCompletionRequest
@@ -28,7 +28,8 @@ def chat_router(context: ServeContext) -> APIRouter:
     @router.post("/v1/chat/completions", response_model=None)
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
         warnings = context.warnings(body)
-        return with_headers(await while_connected(request.receive, _answer(context, body)), warnings)
+        answer = _answer(context, body)
+        return with_headers(await while_connected(request.receive, answer, EventStream.release_unsent), warnings)
 
     return router
 
@@ -39,28 +40,26 @@ async def _answer(context: ServeContext, body: ChatCompletionRequest) -> Respons
     )
     with renaming(body.engine_field_names()):
         sampling = body.sampling()
+        context.engine.check_room(sampling.n, sampling.n * context.intake.least_chat_tokens(body.messages))
         prompt_token_ids = await context.intake.chat(body)
-        requests = choice_requests(envelope.id, [prompt_token_ids], sampling)
+        requests = choice_requests(envelope.id, [prompt_token_ids], sampling, body.timeout)
         if sampling.n == 1:
-            requests = [EngineRequest(envelope.id, prompt_token_ids, sampling)]
-        admissible(context.engine, requests[0])
+            requests = [replace(requests[0], request_id=envelope.id)]
+        call = context.engine.take(requests)
     names = TokenNames(context.intake.tokenizer, sampling.skip_special_tokens)
     if body.stream:
         chunk = replace(envelope, kind="chat.completion.chunk")
-        return EventStream(_chunks(context, chunk, body, requests, names))
-    return await _whole(context, envelope, body, requests, names)
+        return EventStream(_chunks(context, chunk, body, call, names), partial(context.engine.release, call))
+    return await _whole(context, envelope, body, call, names)
 
 
 async def _whole(
-    context: ServeContext,
-    envelope: Envelope,
-    body: ChatCompletionRequest,
-    requests: Sequence[EngineRequest],
-    names: TokenNames,
+    context: ServeContext, envelope: Envelope, body: ChatCompletionRequest, call: Call, names: TokenNames
 ) -> Response:
+    requests = call.requests
     tally, answers = Tally(len(requests)), {request.request_id: ChoiceText() for request in requests}
     index_of = {request_id: index for index, request_id in enumerate(answers)}
-    async with aclosing(context.engine.generate_all(requests)) as outputs:
+    async with aclosing(context.engine.outputs(call)) as outputs:
         async for output in outputs:
             tally.note(index_of[output.request_id], output)
             answers[output.request_id].add(output)
@@ -81,13 +80,10 @@ async def _whole(
 
 
 async def _chunks(
-    context: ServeContext,
-    envelope: Envelope,
-    body: ChatCompletionRequest,
-    requests: Sequence[EngineRequest],
-    names: TokenNames,
+    context: ServeContext, envelope: Envelope, body: ChatCompletionRequest, call: Call, names: TokenNames
 ) -> AsyncGenerator[bytes]:
     """Of each choice the role once, before everything; the finish reason once, after everything and alone."""
+    requests = call.requests
     tally, index_of = Tally(len(requests)), {request.request_id: index for index, request in enumerate(requests)}
 
     def payload(index: int, delta: dict[str, Any], reason: str | None = None, scores: Any = None) -> dict[str, Any]:
@@ -99,7 +95,7 @@ async def _chunks(
     is_plain = not body.logprobs and not body.continuous_usage
     texts = [EventTemplate(partial(content, index)) for index in range(len(requests))] if is_plain else []
     begun: set[int] = set()
-    async with aclosing(context.engine.generate_all(requests)) as outputs:
+    async with aclosing(context.engine.outputs(call)) as outputs:
         async for output in outputs:
             index = index_of[output.request_id]
             tally.note(index, output)

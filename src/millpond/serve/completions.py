@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from millpond.core.request import FinishReason
-from millpond.engine.async_engine import EngineRequest
+from millpond.engine.call import Call, EngineRequest
 from millpond.engine.outputs import RequestOutput
 from millpond.serve.context import ServeContext, with_headers
 from millpond.serve.disconnect import while_connected
@@ -30,7 +30,8 @@ def completions_router(context: ServeContext) -> APIRouter:
     @router.post("/v1/completions", response_model=None)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         warnings = context.warnings(body)
-        return with_headers(await while_connected(request.receive, _answer(context, body)), warnings)
+        answer = _answer(context, body)
+        return with_headers(await while_connected(request.receive, answer, EventStream.release_unsent), warnings)
 
     return router
 
@@ -88,8 +89,10 @@ async def _answer(context: ServeContext, body: CompletionRequest) -> Response:
         f"cmpl-{context.new_id()}", "text_completion", int(context.now()), context.model_name(body.model)
     )
     sampling = body.sampling()
+    least_tokens = sampling.n * context.intake.least_tokens(body.prompts)
+    context.engine.check_room(sampling.n * len(body.prompts), least_tokens)
     prompts = await context.intake.prompts(body.prompts)
-    requests = choice_requests(envelope.id, prompts, sampling)
+    requests = choice_requests(envelope.id, prompts, sampling, body.timeout)
     for name, request in zip(prompt_names(len(prompts)), requests[:: sampling.n], strict=True):
         with renaming({"prompt": name}):
             admissible(context.engine, request)
@@ -97,14 +100,15 @@ async def _answer(context: ServeContext, body: CompletionRequest) -> Response:
     echoes = [echo for echo in echoes for _ in range(sampling.n)]
     names = TokenNames(context.intake.tokenizer, sampling.skip_special_tokens)
     choices = _Choices(body, requests, echoes, names, body.is_echo_alone)
+    call = context.engine.take(requests)
     if body.stream:
-        return EventStream(_chunks(context, envelope, choices))
-    return await _whole(context, envelope, choices)
+        return EventStream(_chunks(context, envelope, choices, call), partial(context.engine.release, call))
+    return await _whole(context, envelope, choices, call)
 
 
-async def _whole(context: ServeContext, envelope: Envelope, choices: _Choices) -> Response:
+async def _whole(context: ServeContext, envelope: Envelope, choices: _Choices, call: Call) -> Response:
     texts = [ChoiceText() for _ in choices.requests]
-    async with aclosing(context.engine.generate_all(choices.requests)) as outputs:
+    async with aclosing(context.engine.outputs(call)) as outputs:
         async for each in outputs:
             index, output = choices.take(each)
             texts[index].add(output)
@@ -116,7 +120,7 @@ async def _whole(context: ServeContext, envelope: Envelope, choices: _Choices) -
     return await off_loop(response, SCORE_CHARACTERS * sum(each.num_scores for each in texts))
 
 
-async def _chunks(context: ServeContext, envelope: Envelope, choices: _Choices) -> AsyncGenerator[bytes]:
+async def _chunks(context: ServeContext, envelope: Envelope, choices: _Choices, call: Call) -> AsyncGenerator[bytes]:
     """A chunk for each output that has a text, or scores to tell, or is the last of its choice."""
     body, tally, index_of = choices.body, choices.tally, choices.index_of
     shown = [CompletionLogprobs(choices.names) for _ in choices.requests]
@@ -136,7 +140,7 @@ async def _chunks(context: ServeContext, envelope: Envelope, choices: _Choices) 
 
     is_echo_alone, is_plain = body.is_echo_alone, body.logprobs is None and not body.continuous_usage
     texts = [EventTemplate(partial(payload, index)) for index in range(len(shown))] if is_plain else []
-    async with aclosing(context.engine.generate_all(choices.requests)) as outputs:
+    async with aclosing(context.engine.outputs(call)) as outputs:
         async for output in outputs:
             index, text, is_first = index_of[output.request_id], output.text, False
             if index not in begun:

@@ -11,7 +11,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from millpond.errors import EngineDeadError, InvalidRequestError, MillpondError, ModelNotFoundError
+from millpond.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    MillpondError,
+    ModelNotFoundError,
+    OverloadedError,
+    RequestTimeoutError,
+    SlowReaderError,
+)
 from millpond.serve.request_log import current_request_id, shown_path
 
 logger = logging.getLogger(__name__)
@@ -38,6 +46,12 @@ def describe(error: BaseException) -> tuple[int, dict[str, Any]]:
         return 400, error_body(str(error), "invalid_request_error", error.param)
     if isinstance(error, ModelNotFoundError):
         return 404, error_body(str(error), "invalid_request_error", "model", "model_not_found")
+    if isinstance(error, OverloadedError):
+        return 429, error_body(str(error), error.bound, code="rate_limit_exceeded")
+    if isinstance(error, RequestTimeoutError):
+        return 504, error_body(str(error), "server_error", code=error.code)
+    if isinstance(error, SlowReaderError):
+        return 408, error_body(str(error), "invalid_request_error", code="slow_reader")
     if isinstance(error, EngineDeadError):
         return 503, error_body(str(error), "server_error", code="engine_dead")
     if isinstance(error, MillpondError):
@@ -49,7 +63,8 @@ def describe(error: BaseException) -> tuple[int, dict[str, Any]]:
 
 def error_response(error: BaseException) -> JSONResponse:
     status, body = describe(error)
-    return JSONResponse(body, status)
+    headers = {"Retry-After": str(error.retry_after)} if isinstance(error, OverloadedError) else None
+    return JSONResponse(body, status, headers)
 
 
 def field_path(location: Sequence[int | str]) -> str | None:

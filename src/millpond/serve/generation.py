@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from millpond.core.sampling import SamplingParams
-from millpond.engine.async_engine import AsyncEngine, EngineRequest
+from millpond.engine.async_engine import AsyncEngine
+from millpond.engine.call import EngineRequest
 from millpond.errors import InvalidRequestError
 from millpond.serve.protocol import GenerationRequest
 from millpond.serve.responses import Tally
@@ -39,10 +40,12 @@ def usage_of(body: GenerationRequest, tally: Tally) -> dict[str, Any]:
     return {"usage": tally.usage() if body.continuous_usage else None}
 
 
-def choice_requests(stem: str, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[EngineRequest]:
+def choice_requests(
+    stem: str, prompts: Sequence[Sequence[int]], sampling: SamplingParams, timeout: float | None
+) -> list[EngineRequest]:
     """The engine's requests for an answer's choices, in the order of their indices: n for each prompt."""
     choices = sampling.choices()
     return [
-        EngineRequest(f"{stem}-{index}", ids, choice)
+        EngineRequest(f"{stem}-{index}", ids, choice, timeout)
         for index, (ids, choice) in enumerate((ids, choice) for ids in prompts for choice in choices)
     ]

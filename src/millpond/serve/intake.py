@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from millpond.engine.limits import RequestLimits
 from millpond.errors import InvalidRequestError
-from millpond.serve.protocol import Conversation, Prompt
+from millpond.serve.protocol import ChatMessage, Conversation, Prompt
 from millpond.text.chat import ChatTemplate
 from millpond.text.checks import check_prompt_text, check_unicode
 from millpond.text.tokenizer import Tokenizer
@@ -27,22 +27,43 @@ SCORE_CHARACTERS = 10
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """max_characters bounds one prompt: with more, no tokenisation could fit the context."""
+    """longest_token is in characters; max_characters bounds one prompt: with more, none could fit the context."""
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate
+    longest_token: int
     max_characters: int
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, chat_template: ChatTemplate, limits: RequestLimits) -> Intake:
         longest = max(map(len, tokenizer.vocabulary.tokens))
-        return cls(tokenizer, chat_template, limits.max_total_tokens * longest)
+        return cls(tokenizer, chat_template, longest, limits.max_total_tokens * longest)
 
-    async def prompts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Token ids of each prompt; text gets the model's special tokens. Raises InvalidRequestError."""
+    def least_tokens(self, prompts: Sequence[Prompt]) -> int:
+        """What prompts have together at the least, without tokenizing. InvalidRequestError for what never fits."""
+        self._check_prompts(prompts)
+        return sum(self._least(len(each)) if isinstance(each, str) else len(each) for each in prompts)
+
+    def least_chat_tokens(self, messages: Sequence[ChatMessage]) -> int:
+        """The same for a conversation."""
+        return self._least(self._check_messages(messages))
+
+    def _least(self, num_characters: int) -> int:
+        return -(-num_characters // self.longest_token)
+
+    def _check_prompts(self, prompts: Sequence[Prompt]) -> None:
         for name, prompt in zip(prompt_names(len(prompts)), prompts, strict=True):
             if isinstance(prompt, str):
                 self._check_length(len(prompt), name)
+
+    def _check_messages(self, messages: Sequence[ChatMessage]) -> int:
+        num_characters = sum(len(message.content) for message in messages)
+        self._check_length(num_characters, "messages")
+        return num_characters
+
+    async def prompts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Token ids of each prompt; text gets the model's special tokens. Raises InvalidRequestError."""
+        self._check_prompts(prompts)
 
         def encode_one(name: str, prompt: Prompt) -> list[int]:
             if not isinstance(prompt, str):
@@ -76,8 +97,7 @@ class Intake:
     async def chat(self, conversation: Conversation) -> list[int]:
         """Token ids of a conversation. Raises InvalidRequestError, with the template's own words where it objects."""
         messages, variables = conversation.messages, conversation.chat_template_kwargs or {}
-        num_characters = sum(len(message.content) for message in messages)
-        self._check_length(num_characters, "messages")
+        num_characters = self._check_messages(messages)
         if variables:
             num_characters += len(json.dumps(variables))
             self._check_length(num_characters, "chat_template_kwargs")
@@ -96,7 +116,8 @@ class Intake:
             # The template writes the special tokens itself.
             return self.tokenizer.encode(text, add_special_tokens=False)
 
-        return await off_loop(render_and_encode, num_characters + MESSAGE_CHARACTERS * len(messages))
+        work = num_characters + MESSAGE_CHARACTERS * len(messages)
+        return await off_loop(render_and_encode, work, is_cheap=self.chat_template.is_cheap)
 
     def _check_length(self, num_characters: int, param: str) -> None:
         if num_characters > self.max_characters:
@@ -112,6 +133,6 @@ def prompt_names(count: int) -> list[str]:
     return ["prompt"] if count == 1 else [f"prompt[{index}]" for index in range(count)]
 
 
-async def off_loop(work: Callable[[], T], num_characters: int) -> T:
+async def off_loop(work: Callable[[], T], num_characters: int, *, is_cheap: bool = True) -> T:
     """What work gives; in a thread where it takes longer than the way to one, by the characters of its text."""
-    return work() if num_characters <= INLINE_CHARACTERS else await asyncio.to_thread(work)
+    return work() if is_cheap and num_characters <= INLINE_CHARACTERS else await asyncio.to_thread(work)

@@ -30,8 +30,8 @@ def meta_router(context: ServeContext) -> APIRouter:
 
     @router.get("/health", response_model=None)
     async def health() -> Response:
-        if not context.engine.is_healthy:
-            return JSONResponse({"status": "dead"}, 503)
+        if (trouble := context.engine.trouble) is not None:
+            return JSONResponse({"status": "unhealthy", "reason": trouble}, 503)
         return JSONResponse({"status": "ok", **_last_step(context)})
 
     @router.get("/ready", response_model=None)

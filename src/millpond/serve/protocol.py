@@ -103,6 +103,7 @@ class GenerationRequest(Body):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
+    timeout: float | None = Field(None, description="Seconds that the whole answer may take, waiting included.")
     user: str | None = Field(None, description="Changes nothing, like the two below.")
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

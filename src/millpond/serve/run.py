@@ -12,12 +12,14 @@ from dataclasses import dataclass
 
 import uvicorn
 
-from millpond.config import ServerConfig
+from millpond.config import LoadLimits, ServerConfig
 from millpond.engine.async_engine import AsyncEngine
 from millpond.engine.engine import Engine
 from millpond.engine.metrics import RequestTimes
 from millpond.serve.app import create_app
 from millpond.serve.drain import Drain
+from millpond.serve.half_open import HalfOpenProtocol
+from millpond.serve.open_files import raise_open_files
 from millpond.serve.server import Server
 from millpond.serve.tls import check_certificate
 from millpond.serve.tracing import RequestTracer, otlp_provider
@@ -37,21 +39,22 @@ def serve(
     port: int = 8000,
     config: ServerConfig = ServerConfig(),  # noqa: B008 (it cannot be changed)
     *,
+    load: LoadLimits | None = None,
     model_names: Sequence[str] | None = None,
     notify: Callable[[str], None] = print,
     on_ready: Callable[[Running], None] | None = None,
 ) -> None:
     """Serve an engine over HTTP; returns after a stop signal, when requests have drained or were ended.
 
-    port 0 takes a free one. model_names default to the engine's. notify gets the start-up lines; on_ready is
-    called, in the server's thread, once it answers. Raises OSError when the address cannot be bound, ConfigError for
-    a certificate that cannot serve, EngineDeadError when the engine has died.
+    port 0 takes a free one. load bounds what is taken on. model_names default to the engine's. notify gets the start-up
+    lines; on_ready is called, in the server's thread, once it answers. Raises OSError when the address cannot be bound,
+    ConfigError for a certificate that cannot serve, EngineDeadError when the engine has died.
     """
     if config.tls_cert is not None:
         check_certificate(config.tls_cert, config.tls_key)
     with contextlib.closing(_bind(host, port)) as listener:
         names = tuple(model_names or (engine.model_name,))
-        asyncio.run(_serve(engine, listener, config, names, notify=notify, on_ready=on_ready))
+        asyncio.run(_serve(engine, listener, config, load, names, notify=notify, on_ready=on_ready))
 
 
 def check_address(host: str, port: int) -> None:
@@ -63,12 +66,13 @@ async def _serve(
     engine: Engine,
     listener: socket.socket,
     config: ServerConfig,
+    load: LoadLimits | None,
     model_names: tuple[str, ...],
     *,
     notify: Callable[[str], None],
     on_ready: Callable[[Running], None] | None,
 ) -> None:
-    async_engine, drain = AsyncEngine(engine), Drain()
+    async_engine, drain = AsyncEngine(engine, load), Drain()
     app = create_app(
         async_engine,
         model_names=model_names,
@@ -90,12 +94,14 @@ async def _serve(
         log_config=None,  # it goes where everything else is logged
         log_level=config.log_level,
         access_log=False,
+        http=HalfOpenProtocol,
         lifespan="off",
         ssl_certfile=config.tls_cert,
         ssl_keyfile=config.tls_key,
     )
     server = Server(uvicorn_config, async_engine, drain, config.drain_timeout, ready)
     with _tracing(async_engine, config, model_names[0]):
+        raise_open_files()
         async_engine.start()
         try:
             await server.serve([listener])

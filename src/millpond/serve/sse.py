@@ -45,23 +45,32 @@ class EventTemplate:
 class EventStream(Response):
     """A 200 whose events are still to come. Once it has begun, a failure is an event with an `error` object.
 
-    The generator is closed, and so the request aborted, when the client hangs up.
+    The generator is closed when the client hangs up; release is called at the end in any case, even before a beginning.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], release: Callable[[], None]) -> None:
         # No super().__init__: it would count the length of a body that does not exist yet.
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._events = events
+        self.release = release
+
+    @staticmethod
+    def release_unsent(response: Response) -> None:
+        """What an answer that will not be sent holds, where it is a stream."""
+        if isinstance(response, EventStream):
+            response.release()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await while_connected(receive, self._stream(send))
         except ClientGone:
             logger.debug("the client of %s hung up", scope["path"])
+        finally:
+            self.release()
 
     async def _stream(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -35,7 +35,8 @@ class ChatTemplate:
     of strftime_now. ModelFileError for a syntax error.
 
     A template cannot wait and has no unbounded loop, but it can nest loops and call itself, so a rendering may take
-    at most max_steps turns of loops and calls, and give at most max_characters.
+    at most max_steps turns of loops and calls, and give at most max_characters. is_cheap says that what it takes grows
+    with the messages alone: no loop in a loop, nothing that calls itself, and no arithmetic on texts.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class ChatTemplate:
         # Only templates that know of developers can be given one; to the others it is the older word for it.
         self._knows_developer = template is not None and "developer" in template
         self._template = None if template is None else _compile(template, now)
+        self.is_cheap = template is None or _is_cheap(template)
 
     def render(
         self,
@@ -180,6 +182,21 @@ def _compile(source: str, now: Callable[[], datetime]) -> Any:
         raise ModelFileError(f"the chat template has an error in line {error.lineno}: {error.message}") from error
     except (SyntaxError, RecursionError) as error:  # jinja2 writes Python, which bounds how deep blocks may nest
         raise ModelFileError(f"the chat template is nested too deep: {error}") from error
+
+
+# What may take longer than its input is long. `-` and `+` are common, and harmless but for a loop around them.
+_COSTLY = (nodes.Macro, nodes.CallBlock, nodes.Mul, nodes.Pow, nodes.Include, nodes.Import, nodes.FromImport)
+
+
+def _is_cheap(source: str) -> bool:
+    tree = _Environment(extensions=[_GenerationTag, loopcontrols]).parse(source)
+    if any(tree.find(kind) for kind in _COSTLY) or any(name.name == "range" for name in tree.find_all(nodes.Name)):
+        return False
+    return not any(loop.recursive or _has_loop(loop) for loop in tree.find_all(nodes.For))
+
+
+def _has_loop(loop: nodes.For) -> bool:
+    return any(part.find(nodes.For) or isinstance(part, nodes.For) for part in [*loop.body, *loop.else_])
 
 
 @pass_context
