@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any
 
 from millpond.errors import InvalidRequestError, InvariantError
+
+
+MOST_SALT_CHARACTERS = 1000
+NEVER = sys.maxsize
 
 
 class RequestState(Enum):
@@ -36,7 +41,8 @@ class SamplingParams:
     """How to choose tokens and when to stop. Field names and meanings are those of the OpenAI and vLLM interfaces.
 
     max_tokens None means as many as fit. temperature 0 is greedy; top_k 0 or -1 keeps all tokens;
-    seed None lets the engine draw one. Raises InvalidRequestError naming the field.
+    seed None lets the engine draw one. A request finds K/V of others in the prefix cache only where cache_salt is the
+    same. Raises InvalidRequestError naming the field.
     """
 
     max_tokens: int | None = 16
@@ -53,6 +59,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    cache_salt: str | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -74,9 +81,19 @@ class SamplingParams:
                 raise InvalidRequestError(f"stop must hold non-empty strings, got {text!r}", "stop")
         for token_id in self.stop_token_ids:
             _check_int("stop_token_ids", token_id, 0, None)
+        if self.cache_salt is not None:
+            _check_salt(self.cache_salt)
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequestError(f"{name} must be True or False, got {getattr(self, name)!r}", name)
+
+
+def _check_salt(salt: object) -> None:
+    """Empty it would look like a secret and be everybody's."""
+    if not isinstance(salt, str) or not 1 <= len(salt) <= MOST_SALT_CHARACTERS:
+        got = f"a string of {len(salt)}" if isinstance(salt, str) else f"{salt!r:.100}"
+        message = f"cache_salt must be a string of 1 to {MOST_SALT_CHARACTERS} characters, got {got}"
+        raise InvalidRequestError(message, "cache_salt")
 
 
 def _as_tuple(name: str, listed: object) -> tuple[Any, ...]:
@@ -112,6 +129,9 @@ class Request:
     max_tokens fits the pool, stop_token_ids holds the end-of-text ids unless they are ignored.
     block_ids[i] holds the K/V of positions i * block_size to (i + 1) * block_size - 1.
     draft_token_ids are guesses of the tokens to come, there while the step that tries them is in flight.
+    reads_prefix_cache False computes every position, whatever could be found. num_cached_tokens were found when it was
+    admitted last; block_keys are the prefix cache's keys of its full blocks, as far as they were asked for, and its next
+    block becomes findable once publish_at tokens are computed.
     """
 
     request_id: str
@@ -131,6 +151,10 @@ class Request:
     num_preemptions: int = 0
     num_tokens_at_admission: int = 0
     draft_token_ids: tuple[int, ...] = ()
+    reads_prefix_cache: bool = True
+    num_cached_tokens: int = 0
+    block_keys: list[int] = field(default_factory=list)
+    publish_at: int = NEVER
 
     @property
     def num_prompt_tokens(self) -> int:
