@@ -53,7 +53,7 @@ class ReferenceScheduler:
         self.slots, self.budget = sizes_of.max_num_seqs, sizes_of.max_num_batched_tokens
         self.reserve = sizes_of.watermark_blocks
         self.has_cache = sizes_of.cache is not None
-        self.idle = []  # texts up to the end of each block that nobody holds and that can be found, the next to go first
+        self.idle = []  # texts up to the end of each findable block that nobody holds, the next to go first
         self.hits = {"queried": 0, "hit": 0, "resumed": 0}
         self.entries = []  # in arrival order, ended ones until they are released
         self.ended = []  # in the order in which they ended

@@ -160,6 +160,7 @@ def engine(
         kv_memory=kv_memory,
         threads=threads,
         isa=isa,
+        prefix_cache=False,  # W1 comes again in each round
     )
     loaded = loading.open_engine(model, config, context.ensure_object(Settings))
     engine_bench = EngineBench(loaded, loaded.limits.vocab_size, time.perf_counter)

@@ -100,7 +100,10 @@ def show(proof: Proof, seconds: float, found: list[tuple[PlantedFault, Finding |
 
 def prove(
     positions: Annotated[
-        int | None, typer.Option("--positions", help="Most blocks times block size of a pool [default: 4; deep: 5; prefix cache: 3]")
+        int | None,
+        typer.Option(
+            "--positions", help="Most blocks times block size of a pool [default: 4; deep: 5; prefix cache: 3]"
+        ),
     ] = None,
     slots: Annotated[int | None, typer.Option("--slots", help="Most slots [default: 2; deep: 3]")] = None,
     requests: Annotated[
@@ -110,7 +113,10 @@ def prove(
         int | None, typer.Option("--budget", help="Largest budget of tokens per step; 0: none [default: 2; deep: 3]")
     ] = None,
     guesses: Annotated[
-        int | None, typer.Option("--guesses", help="Most guesses a request and step; 0: none [default: 1; deep: 2; prefix cache: 0]")
+        int | None,
+        typer.Option(
+            "--guesses", help="Most guesses a request and step; 0: none [default: 1; deep: 2; prefix cache: 0]"
+        ),
     ] = None,
     deep: Annotated[bool, typer.Option("--deep", help="Larger bounds: some twenty minutes instead of one.")] = False,
     prefix_cache: Annotated[

@@ -86,7 +86,7 @@ class BlockPool:
         return block_id
 
     def share(self, block_ids: Sequence[int]) -> None:
-        """Give each of the blocks one holder more. Raises InvariantError for a block that is neither held nor findable."""
+        """Give each block one holder more. Raises InvariantError for a block that is neither held nor findable."""
         for block_id in block_ids:
             if self.ref_count(block_id) == 0:
                 if block_id not in self._findable:

@@ -154,7 +154,8 @@ def _check_computed_is_findable(cache: PrefixCache, request: Request) -> None:
         has = cache.link_of(block_id) if block_id in cache else None
         wants = links.get(block_id) if index < num_full else None
         if has != wants:
-            raise _broken(10, f"block {block_id}, number {index} of request {request.request_id}, is {has}, not {wants}")
+            name = f"block {block_id}, number {index} of request {request.request_id}"
+            raise _broken(10, f"{name}, can be found as {has}, not {wants}")
 
 
 def _links_of(request: Request, tokens: Sequence[int], num_full: int, size: int) -> dict[int, Link]:

@@ -11,7 +11,6 @@ from typing import Any
 
 from millpond.errors import InvalidRequestError, InvariantError
 
-
 MOST_SALT_CHARACTERS = 1000
 NEVER = sys.maxsize
 
@@ -130,7 +129,7 @@ class Request:
     block_ids[i] holds the K/V of positions i * block_size to (i + 1) * block_size - 1.
     draft_token_ids are guesses of the tokens to come, there while the step that tries them is in flight.
     reads_prefix_cache False computes every position, whatever could be found. num_cached_tokens were found when it was
-    admitted last; block_keys are the prefix cache's keys of its full blocks, as far as they were asked for, and its next
+    admitted last; block_keys are the prefix cache's keys of its full blocks, as far as they were asked for; its next
     block becomes findable once publish_at tokens are computed.
     """
 

@@ -31,8 +31,8 @@ class SchedulerCounters:
     thrashed_admissions counts preemptions of a request that generated fewer than block_size tokens since it
     was admitted. recomputed_tokens counts the positions that resumed requests prefill again. forward_tokens counts
     drafted_tokens too; accepted_tokens are the drafts that turned out to be right.
-    Of the prefix cache, once for each admission: queried_tokens are the prompts of new requests that asked it, hit_tokens
-    what they found; resumed_hit_tokens is what preempted ones found again.
+    Of the prefix cache, once for each admission: queried_tokens are the prompts of new requests that asked it,
+    hit_tokens what they found; resumed_hit_tokens is what preempted ones found again.
     """
 
     iterations: int = 0
@@ -46,6 +46,11 @@ class SchedulerCounters:
     queried_tokens: int = 0
     hit_tokens: int = 0
     resumed_hit_tokens: int = 0
+
+    @property
+    def of_prefixes(self) -> tuple[int, int, int, int]:
+        """Queried, hit, resumed hit and recomputed tokens."""
+        return self.queried_tokens, self.hit_tokens, self.resumed_hit_tokens, self.recomputed_tokens
 
     @property
     def recompute_share(self) -> float:
@@ -353,7 +358,7 @@ class Scheduler:
         return NOTHING if self.cache is None else self.cache.find(request)
 
     def _being_computed(self) -> set[Link]:
-        """The first block that each prefilling request computes in this step: only the youngest can be at it already."""
+        """The block that is in front of a request in the middle of its tokens, which only the youngest can be."""
         if self.cache is None or not self.running or _missing_tokens(self.running[-1]) == 1:
             return set()
         missing = self._find(self.running[-1]).missing

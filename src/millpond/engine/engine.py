@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from operator import sub
 
 from millpond.config import EngineConfig
 from millpond.core.invariants import Auditor
@@ -56,6 +57,7 @@ class Engine:
         self._seeds = random.Random(config.seed)
         self._auditor = self._new_auditor()
         self._answers: dict[str, Answer] = {}
+        self._counted = scheduler.counters.of_prefixes
 
     @property
     def has_unfinished(self) -> bool:
@@ -182,6 +184,8 @@ class Engine:
 
     def _stats(self, plan: SchedulerOutput, result: StepResult, times: tuple[float, float, float, float]) -> StepStats:
         num_sampled = result.num_tokens
+        counted, self._counted = self._counted, self.scheduler.counters.of_prefixes
+        num_queried, num_hit, num_resumed_hit, num_recomputed = map(sub, self._counted, counted)
         drafts = [] if self.scheduler.drafter is None else [each.num_drafts for each in plan.scheduled]
         return StepStats(
             step=plan.step,
@@ -200,4 +204,8 @@ class Engine:
             times=result.times,
             num_drafted=sum(drafts),
             num_accepted=num_sampled - len(result.sampled),
+            num_queried=num_queried,
+            num_hit=num_hit,
+            num_resumed_hit=num_resumed_hit,
+            num_recomputed=num_recomputed,
         )

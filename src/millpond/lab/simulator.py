@@ -75,6 +75,7 @@ def door_of(config: EngineConfig) -> Door:
 
 
 def _scheduler(config: EngineConfig) -> Scheduler:
+    """Without a prefix cache, whatever the config says: a simulated prompt is a length, and no text to find again."""
     door = door_of(config)
     return Scheduler(
         num_blocks=door.num_blocks,

@@ -73,7 +73,7 @@ class Case:
 
 
 class Action(NamedTuple):
-    """What happens next: add (numbers: prompt tokens, 1 for a twin), abort, schedule (guesses by request), update, fail.
+    """What happens next: add (prompt tokens, and 1 for a twin), abort, schedule (guesses by request), update, or fail.
 
     An update has one (accepted guesses, ending) for each scheduled request; ending is one of ENDINGS.
     """

@@ -64,6 +64,7 @@ class GenerationRequest(Body):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    cache_salt: str | None = Field(None, description="Only requests of the same salt share computed prefixes.")
     user: str | None = Field(None, description="Changes nothing, like the two below.")
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
