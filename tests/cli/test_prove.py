@@ -36,7 +36,14 @@ def two_faults(monkeypatch):
 def test_json_is_one_object_on_standard_output_alone(capsys, two_faults):
     assert run([*TINY, "--json"], {}) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["bounds"] == {"positions": 2, "slots": 1, "requests": 1, "budget": 0, "guesses": 0}
+    assert result["bounds"] == {
+        "positions": 2,
+        "slots": 1,
+        "requests": 1,
+        "budget": 0,
+        "guesses": 0,
+        "prefix_cache": False,
+    }
     assert (result["verdict"], result["finding"]) == ("holds", None)
     assert result["states"] == sum(pool["num_states"] for pool in result["pools"])
     assert [each["name"] for each in result["faults"]] == ["no-waiver", "next-chunk-only"]

@@ -86,7 +86,7 @@ class TestWhatIsFound:
     def test_the_door_never_counts_a_hit_as_room(self):
         loop = cached_loop(num_blocks=4)
         assert ran(loop, asking("a", TEXT[:13])) == [0]
-        with pytest.raises(InvalidRequestError, match="18 tokens: that needs 5 blocks .* pool has 4"):
+        with pytest.raises(InvalidRequestError, match=r"18 tokens: that needs 5 blocks .* pool has 4"):
             loop.add(asking("b", TEXT[:18]))
 
     def test_equal_keys_of_different_blocks_change_no_answer(self, monkeypatch):

@@ -42,6 +42,7 @@ EVERY_FIELD = {
     "include_stop_str_in_output": True,
     "ignore_eos": True,
     "skip_special_tokens": False,
+    "cache_salt": "tenant",
 }
 
 
@@ -64,6 +65,7 @@ BAD_VALUES = [
     ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", "5"), ("max_tokens", 1.5), ("seed", "x"), ("seed", 2**64),
     ("stop_token_ids", [1.5]), ("stop_token_ids", ["abc"]), ("stop_token_ids", [-1]), ("stop_token_ids", 5),
     ("ignore_eos", "yes"), ("stream", 1), ("stream_options", 5), ("user", 5), ("model", 5),
+    ("cache_salt", ""), ("cache_salt", 1), ("cache_salt", "x" * 1001),
 ]  # fmt: skip
 
 

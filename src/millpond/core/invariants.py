@@ -221,9 +221,11 @@ class Auditor:
         links: dict[int, Link] = {}
         for each in self._in_flight:
             record = self._records[each.request_id]
-            if record.request.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
-                continue
             given = tokens.get(each.request_id, ())
+            reason = record.request.finish_reason
+            # One that ends with an error and has tokens ended later, over its text.
+            if reason is FinishReason.ABORT or (reason is FinishReason.ERROR and not given):
+                continue
             # A guess counts as computed once it was sampled; what lies behind an end was never given.
             record.num_computed_tokens += len(each.token_ids) - each.num_drafts + max(0, len(given) - 1)
             sequence = (*record.request.prompt_token_ids, *record.output_token_ids, *given)
