@@ -14,6 +14,7 @@ from millpond.cli import (
     bench_isas,
     bench_kernels,
     bench_overhead,
+    bench_prefix,
     bench_scheduler,
     bench_speculative,
     bench_startup,
@@ -77,6 +78,7 @@ def register(app: typer.Typer) -> None:
     bench_kernels.register(group)
     bench_isas.register(group)
     bench_overhead.register(group)
+    bench_prefix.register(group)
     bench_scheduler.register(group)
     bench_speculative.register(group)
     bench_startup.register(group)

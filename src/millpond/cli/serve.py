@@ -60,6 +60,9 @@ LogLevel = Annotated[
     str | None,
     typer.Option("--log-level", metavar="|".join(LOG_LEVELS), help="[default: MILLPOND_LOG_LEVEL, or info]"),
 ]
+ServedModelName = Annotated[
+    str | None, typer.Option("--served-model-name", help="Name that clients use [default: MODEL as given]")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -86,9 +89,7 @@ def serve(
     speculative: Speculative = DEFAULTS.speculative,
     speculative_tokens: SpeculativeTokens = DEFAULTS.speculative_tokens,
     audit: Annotated[bool, typer.Option("--audit", help="Check every invariant after every step (slow).")] = False,
-    served_model_name: Annotated[
-        str | None, typer.Option("--served-model-name", help="Name that clients use [default: MODEL as given]")
-    ] = None,
+    served_model_name: ServedModelName = None,
     seed: Annotated[int, typer.Option("--seed", help="Key of the seeds of requests that bring none.")] = DEFAULTS.seed,
     log_level: LogLevel = None,
 ) -> None:
