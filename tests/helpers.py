@@ -169,6 +169,7 @@ def make_scheduler(
     reserve: int = 0,
     max_model_len: int = 10**6,
     drafter: Drafter | None = None,
+    prefix_cache: bool = False,
 ) -> Scheduler:
     """A scheduler over a pool small enough that the rare paths are common."""
     return Scheduler(
@@ -179,6 +180,7 @@ def make_scheduler(
         max_model_len=max_model_len,
         watermark_blocks=reserve,
         drafter=drafter,
+        prefix_cache=prefix_cache,
     )
 
 

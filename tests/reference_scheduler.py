@@ -12,7 +12,10 @@ from millpond.core.step import SchedulerOutput
 
 @dataclass
 class Entry:
-    """A request as numbers. ends_at is how many tokens it has when it ends, faults_at when it faults instead."""
+    """A request as numbers. ends_at is how many tokens it has when it ends, faults_at when it faults instead.
+
+    text is all that it will ever say, prompt and answer, behind its salt. reads says whether it asks the prefix cache.
+    """
 
     name: str
     tokens: int
@@ -21,6 +24,9 @@ class Entry:
     computed: int = 0
     blocks: int = 0
     state: str = "waiting"
+    text: tuple = ()
+    reads: bool = True
+    is_new: bool = True
 
 
 @dataclass
@@ -46,6 +52,9 @@ class ReferenceScheduler:
         self.num_blocks, self.block_size = sizes_of.pool.num_blocks, sizes_of.block_size
         self.slots, self.budget = sizes_of.max_num_seqs, sizes_of.max_num_batched_tokens
         self.reserve = sizes_of.watermark_blocks
+        self.has_cache = sizes_of.cache is not None
+        self.idle = []  # texts up to the end of each findable block that nobody holds, the next to go first
+        self.hits = {"queried": 0, "hit": 0, "resumed": 0}
         self.entries = []  # in arrival order, ended ones until they are released
         self.ended = []  # in the order in which they ended
         self.shares = ()
@@ -55,7 +64,51 @@ class ReferenceScheduler:
         return [entry for entry in self.entries if entry.state == state]
 
     def free_blocks(self):
-        return self.num_blocks - sum(entry.blocks for entry in self.entries)
+        """A block that several hold is one block: with the cache, that of the same text up to its end."""
+        held = {text for entry in self.entries for text in self.full_blocks(entry)}
+        own = sum(entry.blocks - len(self.full_blocks(entry)) for entry in self.entries)
+        return self.num_blocks - own - len(held)
+
+    def text_up_to(self, entry, num_blocks):
+        return entry.text[: 1 + num_blocks * self.block_size]
+
+    def full_blocks(self, entry):
+        """What names each of the blocks that it holds and has computed in full."""
+        if not self.has_cache or not entry.blocks:
+            return []
+        return [self.text_up_to(entry, number) for number in range(1, entry.computed // self.block_size + 1)]
+
+    def findable(self):
+        return {text for entry in self.entries for text in self.full_blocks(entry)} | set(self.idle)
+
+    def num_found(self, entry):
+        """How many blocks of a waiting request can be found, the one of its last token never."""
+        number = 0
+        while (number + 1) * self.block_size < entry.tokens and self.text_up_to(entry, number + 1) in self.findable():
+            number += 1
+        return number if entry.reads else 0
+
+    def give_back(self, entry):
+        texts = self.full_blocks(entry)
+        entry.blocks, entry.computed = 0, 0
+        held = {text for other in self.entries for text in self.full_blocks(other)}
+        self.idle += [text for text in reversed(texts) if text not in held]
+
+    def evict(self):
+        """Blocks that cannot be found are handed out before those that can."""
+        while len(self.idle) > self.free_blocks():
+            self.idle.pop(0)
+
+    def is_being_computed(self, entry, number):
+        """Whether a prefilling request has this block of the entry in front of it."""
+        text = self.text_up_to(entry, number)
+        return any(
+            other.tokens - other.computed > 1
+            and other.reads
+            and other.tokens > number * self.block_size
+            and self.text_up_to(other, number) == text
+            for other in self.those("running")
+        )
 
     def blocks_for(self, entry):
         blocks = 0
@@ -63,9 +116,10 @@ class ReferenceScheduler:
             blocks += 1
         return blocks
 
-    def add(self, name, num_prompt_tokens, num_output_tokens, faults_after=None):
+    def add(self, name, num_prompt_tokens, num_output_tokens, faults_after=None, text=(), reads=True):
         faults_at = None if faults_after is None else num_prompt_tokens + faults_after
-        self.entries.append(Entry(name, num_prompt_tokens, num_prompt_tokens + num_output_tokens, faults_at))
+        ends_at = num_prompt_tokens + num_output_tokens
+        self.entries.append(Entry(name, num_prompt_tokens, ends_at, faults_at, text=text, reads=reads))
 
     def end(self, entry):
         entry.state = "ended"
@@ -89,6 +143,8 @@ class ReferenceScheduler:
 
     def release(self):
         released = tuple(entry.name for entry in self.ended)
+        for entry in self.ended:
+            self.give_back(entry)
         self.entries = [entry for entry in self.entries if entry.state != "ended"]
         self.ended = []
         return released
@@ -98,10 +154,12 @@ class ReferenceScheduler:
         for entry in self.those("running"):
             while entry.state == "running" and self.blocks_for(entry) - entry.blocks > self.free_blocks():
                 victim = self.those("running")[-1]
-                victim.state, victim.blocks, victim.computed = "waiting", 0, 0
+                self.give_back(victim)
+                victim.state, victim.is_new = "waiting", False
                 preempted.append(victim.name)
             if entry.state == "running":
                 entry.blocks = self.blocks_for(entry)
+                self.evict()
         return tuple(preempted)
 
     def budget_of_step(self, prefill_budget):
@@ -119,11 +177,31 @@ class ReferenceScheduler:
             reserve = self.reserve if could_leave_the_reserve else 0
             wanted = sum(each.tokens - each.computed for each in self.those("running"))
             is_spent = budget is not None and wanted >= budget
-            if len(self.those("running")) == self.slots or is_spent or need + reserve > self.free_blocks():
+            if len(self.those("running")) == self.slots or is_spent:
                 break
-            entry.state, entry.blocks = "running", need
+            number = self.num_found(entry)
+            most = (entry.tokens - 1) // self.block_size
+            if self.has_cache and entry.reads and number < most and self.is_being_computed(entry, number + 1):
+                break
+            found = [self.text_up_to(entry, each) for each in range(1, number + 1)]
+            need -= sum(text not in self.idle for text in found)
+            if need + reserve > self.free_blocks():
+                break
+            self.idle = [text for text in self.idle if text not in found]
+            entry.state, entry.blocks, entry.computed = "running", self.blocks_for(entry), number * self.block_size
+            self.evict()
+            self.count(entry)
             admitted.append(entry.name)
         return tuple(admitted)
+
+    def count(self, entry):
+        if not self.has_cache:
+            return
+        if not entry.is_new:
+            self.hits["resumed"] += entry.computed
+        elif entry.reads:
+            self.hits["queried"] += entry.tokens
+            self.hits["hit"] += entry.computed
 
     def share_out(self, budget):
         shares, given = [], 0
@@ -147,6 +225,8 @@ class ReferenceScheduler:
             entry.tokens += samples
             if entry.tokens == entry.ends_at:
                 self.end(entry)
+        held = {text for entry in self.entries for text in self.full_blocks(entry)}
+        self.idle = [text for text in self.idle if text not in held]
 
 
 class Lockstep(Loop):
@@ -162,8 +242,15 @@ class Lockstep(Loop):
             answer = expected_output(request.prompt_token_ids, request.max_tokens)
             ends = [index for index, token_id in enumerate(answer, 1) if token_id in request.stop_token_ids]
             num_output_tokens = min([*ends, request.max_tokens])
-            name, num_prompt_tokens = request.request_id, request.num_prompt_tokens
-            self.reference.add(name, num_prompt_tokens, num_output_tokens, self.runner.faults.get(name))
+            text = (request.sampling.cache_salt, *request.prompt_token_ids, *answer)
+            self.reference.add(
+                request.request_id,
+                request.num_prompt_tokens,
+                num_output_tokens,
+                self.runner.faults.get(request.request_id),
+                text,
+                request.reads_prefix_cache,
+            )
 
     def abort(self, request_id: str) -> bool:
         aborted = super().abort(request_id)
@@ -193,4 +280,9 @@ class Lockstep(Loop):
             assert [(each.request_id, each.num_tokens, len(each.block_ids)) for each in entries] == names
         assert [request.request_id for request in scheduler.finished] == [entry.name for entry in reference.ended]
         assert scheduler.pool.num_free == reference.free_blocks()
+        if scheduler.cache is not None:
+            assert len(scheduler.cache) == len(reference.findable())
+            counters = scheduler.counters
+            counted = [counters.queried_tokens, counters.hit_tokens, counters.resumed_hit_tokens]
+            assert counted == list(reference.hits.values())
         assert scheduler.has_work is bool(reference.entries)

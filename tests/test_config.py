@@ -42,6 +42,8 @@ from millpond.errors import ConfigError
         ("seed", "x"),
         ("seed", [1]),
         ("audit", "no"),
+        ("prefix_cache", "off"),
+        ("prefix_cache", None),
     ],
 )
 def test_a_setting_of_the_wrong_kind_or_size_is_refused_by_name(name: str, value: Any):

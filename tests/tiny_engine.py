@@ -55,6 +55,7 @@ def make_engine(
     audit: bool = True,
     seed: int = 0,
     drafter: Drafter | None = None,
+    prefix_cache: bool = True,
     **runner_settings: Any,
 ) -> Engine:
     """wrap goes around the scripted runner, which is engine.runner without it."""
@@ -69,8 +70,8 @@ def make_engine(
     }
     runner = ScriptedRunner(block_size=block_size, tokens=LETTERS, script=script, **runner_settings)
     return Engine(
-        config=EngineConfig(**sizes, audit=audit, seed=seed, threads=2),
-        scheduler=Scheduler(**sizes, drafter=drafter),
+        config=EngineConfig(**sizes, audit=audit, seed=seed, threads=2, prefix_cache=prefix_cache),
+        scheduler=Scheduler(**sizes, drafter=drafter, prefix_cache=prefix_cache),
         runner=wrap(runner),
         tokenizer=tokenizer,
         model_name="tiny",

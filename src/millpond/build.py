@@ -135,6 +135,7 @@ def build_engine(
         max_model_len=plan.max_model_len,
         watermark_blocks=plan.watermark_blocks,
         drafter=PromptLookup(config.speculative_tokens) if config.speculative == "ngram" else None,
+        prefix_cache=config.prefix_cache,
     )
     return Engine(
         config=config,

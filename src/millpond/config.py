@@ -27,6 +27,7 @@ class EngineConfig:
     reserve in blocks and wins. kv_memory is in bytes; num_blocks wins over it. threads None means the cores that this
     process may use.
     itl_target, in milliseconds, bounds the prompts in a step to what keeps it about as short while others decode.
+    prefix_cache keeps the K/V of full blocks findable until the memory is wanted, for requests that begin alike.
     speculative "ngram" tries up to speculative_tokens guesses a step for each request, looked up in its own text.
     """
 
@@ -43,6 +44,7 @@ class EngineConfig:
     watermark_blocks: int | None = None
     threads: int | None = None
     isa: str = "auto"
+    prefix_cache: bool = True
     speculative: str = "off"
     speculative_tokens: int = 8
     seed: int = 0
@@ -67,8 +69,9 @@ class EngineConfig:
         if self.watermark_blocks is not None:
             _check_int("watermark_blocks", self.watermark_blocks, 0)
         _check_int("seed", self.seed, None)
-        if not isinstance(self.audit, bool):
-            raise ConfigError(f"audit must be True or False, got {self.audit!r}")
+        for name in ("prefix_cache", "audit"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.max_num_batched_tokens > MOST_BATCHED_TOKENS:
             raise ConfigError(
                 f"max_num_batched_tokens must be at most {MOST_BATCHED_TOKENS}, got {self.max_num_batched_tokens}"

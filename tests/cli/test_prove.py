@@ -36,11 +36,27 @@ def two_faults(monkeypatch):
 def test_json_is_one_object_on_standard_output_alone(capsys, two_faults):
     assert run([*TINY, "--json"], {}) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["bounds"] == {"positions": 2, "slots": 1, "requests": 1, "budget": 0, "guesses": 0}
+    assert result["bounds"] == {
+        "positions": 2,
+        "slots": 1,
+        "requests": 1,
+        "budget": 0,
+        "guesses": 0,
+        "prefix_cache": False,
+    }
     assert (result["verdict"], result["finding"]) == ("holds", None)
     assert result["states"] == sum(pool["num_states"] for pool in result["pools"])
     assert [each["name"] for each in result["faults"]] == ["no-waiver", "next-chunk-only"]
     assert all(each["finding"]["trace"][-1].startswith("step") for each in result["faults"])
+
+
+def test_the_prefix_cache_has_bounds_and_faults_of_its_own(capsys, monkeypatch):
+    quick = tuple(fault for fault in faults.SHARING_FAULTS if fault.name == "found-too-soon")
+    monkeypatch.setattr(faults, "SHARING_FAULTS", quick)
+    assert run(["prove", "--prefix-cache", "--positions", "1"], {}) == 0
+    out = capsys.readouterr().out
+    assert "2 unfinished at once, any number in all, with the prefix cache" in out
+    assert "planted: blocks are found before they are computed; found in 2 blocks of 1, 1 slot" in out
 
 
 def test_a_broken_rule_is_shown_with_its_trace_and_exit_code_1(capsys, monkeypatch):

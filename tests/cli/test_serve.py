@@ -45,7 +45,7 @@ def test_every_engine_flag_reaches_the_engine(engine, served):
     flags = (
         "--dtype float32 --max-model-len 100 --max-num-seqs 3 --max-num-batched-tokens 30 --block-size 8 "
         "--watermark 0.5 --watermark-blocks 2 --kv-memory 1M --threads 1 --isa portable --audit --seed 9 "
-        "--speculative ngram --speculative-tokens 5 --itl-target 12.5"
+        "--speculative ngram --speculative-tokens 5 --itl-target 12.5 --no-prefix-cache"
     )
     assert run(["serve", "m.gguf", *flags.split()], {}) == 0
     config = EngineConfig(
@@ -60,6 +60,7 @@ def test_every_engine_flag_reaches_the_engine(engine, served):
         kv_memory=2**20,
         speculative="ngram",
         speculative_tokens=5,
+        prefix_cache=False,
         threads=1,
         isa="portable",
         audit=True,

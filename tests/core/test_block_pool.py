@@ -78,6 +78,47 @@ def test_a_pool_has_at_least_one_block():
         BlockPool(0)
 
 
+class Findable(set):
+    """A cache as the pool knows it."""
+
+    forget = set.remove
+
+
+def test_findable_blocks_are_handed_out_last_the_least_recently_used_first_and_then_forgotten():
+    cache = Findable({0, 1, 3})
+    pool = BlockPool(6, cache)
+    first, second = pool.allocate(3), pool.allocate(2)
+    pool.release(second)
+    pool.release(first)
+    # 2 was used last, 4 before it, 5 never; 3 can be found and became free first; of 0 and 1 the deeper goes first.
+    assert pool.free_block_ids == (2, 4, 5, 3, 1, 0)
+    assert pool.num_free == 6
+    assert pool.allocate(4) == [2, 4, 5, 3]
+    assert cache == {0, 1}
+    assert pool.allocate(3) is None
+    assert pool.free_block_ids == (1, 0)
+
+
+def test_a_shared_block_is_free_again_when_its_last_holder_lets_go():
+    pool = BlockPool(3, Findable({0}))
+    pool.allocate(1)
+    pool.release([0])
+    pool.share([0])
+    pool.share([0])
+    assert (pool.ref_count(0), pool.num_free, pool.num_held([0, 1, 2])) == (2, 2, 1)
+    assert pool.allocate(3) is None
+    pool.release([0])
+    assert pool.num_free == 2
+    pool.release([0])
+    assert pool.free_block_ids == (1, 2, 0)
+
+
+def test_a_free_block_that_cannot_be_found_has_nothing_to_share():
+    pool = BlockPool(3, Findable())
+    with pytest.raises(InvariantError, match="block 1 is free and cannot be found"):
+        pool.share([1])
+
+
 @pytest.mark.parametrize(("num_blocks", "reserve"), [(1, 0), (99, 0), (100, 1), (199, 1), (200, 2), (5000, 50)])
 def test_the_share_is_rounded_down_to_whole_blocks(num_blocks, reserve):
     assert resolve_watermark_blocks(num_blocks, 0.01) == reserve

@@ -25,7 +25,15 @@ DRAFT_CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", [*CASES, *DRAFT_CASES], ids=str)
+CACHE_CASES = [
+    Case(2, 1, 2, 1, None, 3, prefix_cache=True),
+    Case(3, 1, 2, 0, 2, 2, prefix_cache=True),
+    Case(2, 2, 2, 0, 3, 2, prefix_cache=True),
+    Case(2, 1, 2, 0, None, 2, most_drafts=1, prefix_cache=True),
+]
+
+
+@pytest.mark.parametrize("case", [*CASES, *DRAFT_CASES, *CACHE_CASES], ids=str)
 def test_every_reachable_state_keeps_the_invariants_and_drains(case):
     explored = Explorer([case]).run()
     assert explored.finding is None
@@ -61,6 +69,25 @@ def test_a_fault_in_drafting_is_found_in_two_steps(kind, finding):
     assert [action.verb for action in found.trace] == ["add", "schedule", "update"]
     with pytest.raises(AssertionError, match=finding):
         raise AssertionError(found.message)
+
+
+class WrongGuessesPublished(Scheduler):
+    def _take_in(self, request, token_ids):
+        num_computed = request.num_computed_tokens
+        request.num_computed_tokens += len(request.draft_token_ids)
+        request.output_token_ids += request.draft_token_ids
+        if self.cache is not None and request.num_computed_tokens >= request.publish_at:
+            self._publish(request)
+        del request.output_token_ids[len(request.output_token_ids) - len(request.draft_token_ids) :]
+        request.num_computed_tokens = num_computed
+        return super()._take_in(request, token_ids)
+
+
+def test_a_wrong_guess_that_can_be_found_is_found_in_two_steps():
+    case = Case(3, 1, 1, 0, None, 1, most_drafts=2, prefix_cache=True)
+    found = Explorer([case], WrongGuessesPublished).run().finding
+    assert [action.verb for action in found.trace] == ["add", "schedule", "update"]
+    assert found.message.startswith("INV-10")
 
 
 def test_guesses_beyond_max_tokens_are_found(monkeypatch):

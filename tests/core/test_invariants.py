@@ -6,7 +6,8 @@ import pytest
 
 from helpers import Loop, make_request, make_scheduler
 from millpond.core.invariants import Auditor, audit, check_same_decisions
-from millpond.core.request import RequestState
+from millpond.core.prefix_cache import Link
+from millpond.core.request import Request, RequestState, SamplingParams
 from millpond.errors import InvariantError
 
 
@@ -185,12 +186,18 @@ class TestInv6NoTokenIsLost:
         with named(6, "request a goes on at position 5, not 6"):
             loop.step()
 
-    def test_a_victim_that_keeps_its_computed_positions(self):
+    def test_a_victim_that_keeps_its_computed_positions(self, monkeypatch):
         loop = Loop(make_scheduler(num_blocks=2, slots=2))
         loop.add(make_request("a", 4, 3), b := make_request("b", 4, 3))
         loop.steps(3)
         assert (b.num_preemptions, loop.scheduler.num_running) == (1, 0)
-        b.num_computed_tokens = 4
+        start = loop.scheduler._start
+
+        def keep(request, need, found):
+            start(request, need, found)
+            request.num_computed_tokens = 4
+
+        monkeypatch.setattr(loop.scheduler, "_start", keep)
         with named(6, "request b goes on at position 4, not 0"):
             loop.step()
 
@@ -272,6 +279,106 @@ class TestInv8SameDecisions:
         outputs = self.outputs()
         with named(8, f"one run took {len(outputs)} steps and the other {len(outputs) - 1}"):
             check_same_decisions(outputs, outputs[:-1])
+
+
+@pytest.fixture
+def cached():
+    """a has run: its first block (0) and its second (1) can be found. b runs behind the first, with block 2."""
+    loop = Loop(make_scheduler(prefix_cache=True))
+    loop.add(Request("a", tuple(range(10)), 1))
+    loop.run(3)
+    loop.add(Request("b", (*range(4), 77, 78), 5))
+    loop.schedule()
+    loop.finish_step(loop.outputs[-1])
+    assert loop.scheduler.requests["b"].block_ids == [0, 2]
+    audit(loop.scheduler)
+    return loop
+
+
+class TestInv9NothingSharedIsWritten:
+    def test_a_block_with_another_holder(self, cached):
+        output = cached.scheduler.schedule()
+        cached.scheduler.pool._ref_counts[2] = 2
+        with named(9, "request b writes block 2, which has 2 holders, not 1"):
+            cached.auditor._check_writes(output.scheduled[0])
+
+    def test_a_block_that_can_be_found(self, cached):
+        output = cached.scheduler.schedule()
+        share = output.scheduled[0]._replace(first_position=3)
+        with named(9, r"request b writes block 0, which can be found as Link\(parent=None, token_ids=\(0, 1, 2, 3\)\)"):
+            cached.auditor._check_writes(share)
+
+
+class TestInv10WhatCanBeFoundIsRight:
+    def relink(self, loop, block_id, link):
+        key, _ = loop.scheduler.cache._links[block_id]
+        loop.scheduler.cache._links[block_id] = key, link
+
+    def test_a_block_twice(self, cached):
+        self.relink(cached, 1, Link(None, (0, 1, 2, 3)))
+        with named(10, r"blocks 0 and 1 can both be found as Link\(parent=None, token_ids=\(0, 1, 2, 3\)\)"):
+            audit(cached.scheduler)
+
+    def test_a_block_whose_parent_is_lost(self, cached):
+        self.relink(cached, 1, Link(5, (4, 5, 6, 7)))
+        with named(10, "block 1 can be found behind block 5, which cannot"):
+            audit(cached.scheduler)
+
+    def test_a_block_with_more_holders_than_the_one_before_it(self, cached):
+        pool, a = cached.scheduler.pool, cached.scheduler.requests["b"]
+        pool.share((1,))
+        pool.share((1,))
+        other = make_request("c")
+        other.block_ids += [1, 1]
+        cached.scheduler.requests["c"] = other
+        other.state = RequestState.FINISHED
+        assert a.block_ids[0] == 0
+        with named(10, "block 1 has 2 holders, block 0 before it only 1"):
+            audit(cached.scheduler)
+
+    def test_a_parent_that_would_be_evicted_first(self, cached):
+        cached.abort("b")
+        cached.step()
+        cached.scheduler.pool._findable.move_to_end(1)
+        with named(10, "block 0 would be evicted before block 1 behind it"):
+            audit(cached.scheduler)
+
+    def test_a_running_request_whose_full_block_is_found_as_another(self, cached):
+        cached.scheduler.requests["b"].sampling = SamplingParams(cache_salt="s")
+        with named(10, r"block 0, number 0 of request b, can be found as Link\(parent=None, .*, not Link\(parent='s'"):
+            audit(cached.scheduler)
+
+    def test_a_block_that_can_be_found_before_its_step_has_come_back(self, cached):
+        cached.steps(1)
+        output = cached.scheduler.schedule()
+        request = cached.scheduler.requests["b"]
+        request.num_computed_tokens = 8
+        cached.scheduler._publish(request)
+        request.num_computed_tokens = 7
+        with named(10, r"block 2, number 1 of request b, can be found as Link\(parent=0, .*, not None"):
+            cached.auditor.after_schedule(output)
+
+    def test_a_block_of_a_request_that_was_aborted_in_flight(self, cached):
+        cached.steps(1)
+        output = cached.schedule()
+        request = cached.scheduler.requests["b"]
+        cached.abort("b")
+        request.num_computed_tokens = 8
+        cached.scheduler._publish(request)
+        with named(10, r"block 2 can be found as Link\(parent=0, .*, but was not computed as that"):
+            cached.finish_step(output)
+
+    def test_a_start_that_is_not_at_a_block(self, cached, monkeypatch):
+        start = cached.scheduler._start
+
+        def further(request, need, found):
+            start(request, need, found)
+            request.num_computed_tokens += 1
+
+        monkeypatch.setattr(cached.scheduler, "_start", further)
+        cached.add(Request("c", tuple(range(7)), 1))
+        with named(6, "request c has found 5 tokens in blocks of 4, of 6"):
+            cached.step()
 
 
 def test_an_auditor_may_join_a_scheduler_that_is_running(loop):

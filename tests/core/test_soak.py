@@ -8,11 +8,12 @@ import pytest
 
 from helpers import Loop, ScriptedDrafter, ScriptedRunner, expected_output, make_request, make_scheduler
 from millpond.core.invariants import check_same_decisions
-from millpond.core.request import FinishReason, Request
+from millpond.core.request import FinishReason, Request, SamplingParams
 from reference_scheduler import Lockstep
 
 SEEDS = range(40)
-NUM_REQUESTS = {False: 250, True: 60}  # with drafts or without; ten thousand over all seeds without
+NUM_REQUESTS = {"plain": 250, "drafts": 60, "cache": 60, "cache and drafts": 60}  # ten thousand over all seeds of plain
+TEXTS = [tuple(range(first, first + 10)) for first in (50_000, 60_000)]  # how prompts begin, where there is a cache
 MOST_WAITING = 6
 
 
@@ -21,12 +22,20 @@ class Soak:
     """One seeded run: arrivals, aborts at rest and in flight, faults, and stop tokens that the hash happens to hit."""
 
     seed: int
-    drafts: bool
+    kind: str
     requests: dict[str, Request] = field(default_factory=dict)
 
     @property
     def num_requests(self) -> int:
-        return NUM_REQUESTS[self.drafts]
+        return NUM_REQUESTS[self.kind]
+
+    @property
+    def drafts(self) -> bool:
+        return "drafts" in self.kind
+
+    @property
+    def cache(self) -> bool:
+        return "cache" in self.kind
 
     def run(self) -> Loop:
         rng = random.Random(self.seed)
@@ -58,6 +67,7 @@ class Soak:
             budget=rng.choice([None, 1, 2, 3, 7, 16]),
             reserve=rng.randrange(num_blocks),
             drafter=ScriptedDrafter() if self.drafts else None,
+            prefix_cache=self.cache,
         )
         faults = {f"r{rng.randrange(self.num_requests)}": rng.randrange(3) for _ in range(3)}
         runner = ScriptedRunner(block_size=block_size, faults=faults)
@@ -70,8 +80,13 @@ class Soak:
         length = rng.randint(1, min(room, 10))
         max_tokens = rng.randint(1, min(16, scheduler.door.max_tokens_that_fit(length)))
         stops = frozenset(range(100, 1000, 20)) if rng.random() < 0.3 else frozenset()
-        self.requests[name] = make_request(name, length, max_tokens, stop_token_ids=stops)
-        return self.requests[name]
+        self.requests[name] = request = make_request(name, length, max_tokens, stop_token_ids=stops)
+        if self.cache:
+            num_shared = rng.randint(0, length)
+            request.prompt_token_ids = rng.choice(TEXTS)[:num_shared] + request.prompt_token_ids[num_shared:]
+            request.sampling = SamplingParams(cache_salt=rng.choice([None, None, None, "a"]))
+            request.reads_prefix_cache = rng.random() < 0.9
+        return request
 
     def _step(self, rng: random.Random, loop: Loop) -> None:
         self._maybe_abort(rng, loop)
@@ -85,18 +100,18 @@ class Soak:
 
 
 @functools.cache
-def soaked(seed: int, drafts: bool) -> tuple[Soak, Loop]:
-    soak = Soak(seed, drafts)
+def soaked(seed: int, kind: str) -> tuple[Soak, Loop]:
+    soak = Soak(seed, kind)
     return soak, soak.run()
 
 
-with_and_without_drafts = pytest.mark.parametrize("drafts", [False, True])
+every_kind = pytest.mark.parametrize("kind", NUM_REQUESTS)
 
 
-@with_and_without_drafts
+@every_kind
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_request_ends_with_the_answer_it_would_have_had_alone(seed, drafts):
-    soak, loop = soaked(seed, drafts)
+def test_every_request_ends_with_the_answer_it_would_have_had_alone(seed, kind):
+    soak, loop = soaked(seed, kind)
     assert loop.scheduler.pool.num_free == loop.scheduler.pool.num_blocks
     assert sorted(loop.scheduler.free_slots) == list(range(loop.scheduler.max_num_seqs))
     for request in soak.requests.values():
@@ -108,23 +123,27 @@ def test_every_request_ends_with_the_answer_it_would_have_had_alone(seed, drafts
             assert request.output_token_ids[-1] in request.stop_token_ids
 
 
-@with_and_without_drafts
-def test_the_soak_passes_through_every_rare_path(drafts):
+@every_kind
+def test_the_soak_passes_through_every_rare_path(kind):
     """A soak that never preempts or aborts would prove nothing."""
-    soaks, loops = zip(*(soaked(seed, drafts) for seed in SEEDS), strict=True)
+    soaks, loops = zip(*(soaked(seed, kind) for seed in SEEDS), strict=True)
+    drafts, cache = soaks[0].drafts, soaks[0].cache
     reasons = {request.finish_reason for soak in soaks for request in soak.requests.values()}
     assert reasons == set(FinishReason)
     counters = [loop.scheduler.counters for loop in loops]
-    assert sum(each.preemptions for each in counters) > 200
+    few = kind != "plain"
+    assert sum(each.preemptions for each in counters) > (100 if few else 200)
     assert sum(each.thrashed_admissions for each in counters) > 50
-    assert sum(not share.samples for loop in loops for output in loop.outputs for share in output.scheduled) > 1000
-
-    assert sum(len(soak.requests) for soak in soaks) == 40 * NUM_REQUESTS[drafts] >= (2_400 if drafts else 10_000)
+    chunks = sum(not share.samples for loop in loops for output in loop.outputs for share in output.scheduled)
+    assert chunks > (500 if few else 1000)
+    assert sum(len(soak.requests) for soak in soaks) == 40 * NUM_REQUESTS[kind] >= (2_400 if few else 10_000)
+    assert (sum(each.hit_tokens for each in counters) > 300) is cache
+    assert (sum(each.resumed_hit_tokens for each in counters) > 200) is cache
     assert (sum(each.accepted_tokens for each in counters) > 500) is drafts
     assert (sum(each.drafted_tokens - each.accepted_tokens for each in counters) > 500) is drafts
 
 
-@with_and_without_drafts
+@every_kind
 @pytest.mark.parametrize("seed", range(5))
-def test_the_same_requests_in_the_same_order_give_the_same_decisions(seed, drafts):
-    check_same_decisions(soaked(seed, drafts)[1].outputs, Soak(seed, drafts).run().outputs)
+def test_the_same_requests_in_the_same_order_give_the_same_decisions(seed, kind):
+    check_same_decisions(soaked(seed, kind)[1].outputs, Soak(seed, kind).run().outputs)

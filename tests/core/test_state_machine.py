@@ -9,11 +9,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from helpers import ScriptedRunner, expected_output, make_request, make_scheduler
 from millpond.core.invariants import Auditor
-from millpond.core.request import FinishReason
+from millpond.core.request import FinishReason, Request, SamplingParams
+from millpond.core.scheduler import Scheduler
 from millpond.errors import InvalidRequestError
 from millpond.lab.faults import AdmissionForNextChunk, GrowthUnderWatermark, OldestAsVictim, WithoutWaiver
 from reference_scheduler import Lockstep
 
+TEXT = tuple(range(50_000, 50_012))  # how prompts begin
 PLACES = st.integers(0, 100)  # of a request among all there have been, counted round
 
 
@@ -39,10 +41,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         slots=st.integers(1, 5),
         budget=st.none() | st.integers(1, 9),
         reserve=PLACES,
+        prefix_cache=st.booleans(),
     )
-    def start(self, num_blocks, block_size, slots, budget, reserve):
+    def start(self, num_blocks, block_size, slots, budget, reserve, prefix_cache):
         scheduler = make_scheduler(
-            num_blocks=num_blocks, block_size=block_size, slots=slots, budget=budget, reserve=reserve % num_blocks
+            num_blocks=num_blocks,
+            block_size=block_size,
+            slots=slots,
+            budget=budget,
+            reserve=reserve % num_blocks,
+            prefix_cache=prefix_cache,
         )
         self.loop = Lockstep(scheduler, ScriptedRunner(block_size=block_size))
 
@@ -51,11 +59,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 12),
         stops=st.booleans(),
         faults_after=st.none() | st.none() | st.integers(0, 5),
+        num_shared=st.integers(0, 12),
+        salt=st.none() | st.none() | st.just("s"),
     )
-    def add(self, length, max_tokens, stops, faults_after):
+    def add(self, length, max_tokens, stops, faults_after, num_shared, salt):
         name = f"r{len(self.requests)}"
         stop_token_ids = frozenset(range(100, 1000, 5)) if stops else frozenset()
-        request = make_request(name, length, max_tokens, stop_token_ids=stop_token_ids)
+        sampling = SamplingParams(cache_salt=salt)
+        request = make_request(name, length, max_tokens, stop_token_ids=stop_token_ids, sampling=sampling)
+        request.prompt_token_ids = TEXT[: min(num_shared, length)] + request.prompt_token_ids[num_shared:]
         scheduler = self.loop.scheduler
         if length + max_tokens - 1 > scheduler.pool.num_blocks * scheduler.block_size:
             with pytest.raises(InvalidRequestError):
@@ -127,4 +139,40 @@ def test_the_reference_sees_a_planted_fault_with_no_auditor(monkeypatch, kind, b
     loop = Lockstep(scheduler)
     loop.add(make_request("a", 4, 16), make_request("b", 4, 12))
     with pytest.raises(AssertionError, match=r"step .* is Decision.*, the reference's Decision"):
+        loop.run(60)
+
+
+class PublishesNothing(Scheduler):
+    def _publish(self, request):
+        request.publish_at += self.block_size
+
+
+class WaitsForNobody(Scheduler):
+    def _find(self, request):
+        return super()._find(request)._replace(missing=None)
+
+
+class ForgetsWhatIsFree(Scheduler):
+    def _give_back(self, request):
+        super()._give_back(request)
+        while self.pool._findable:
+            self.pool._free[self.pool._evict()] = None
+
+
+@pytest.mark.parametrize("kind", [PublishesNothing, WaitsForNobody, ForgetsWhatIsFree])
+def test_the_reference_sees_a_fault_in_sharing_with_no_auditor(monkeypatch, kind):
+    for check in ("after_schedule", "after_update"):
+        monkeypatch.setattr(Auditor, check, lambda self, message: None)
+    scheduler = kind(
+        num_blocks=12,
+        block_size=4,
+        max_num_seqs=2,
+        max_num_batched_tokens=None,
+        max_model_len=100,
+        watermark_blocks=0,
+        prefix_cache=True,
+    )
+    loop = Lockstep(scheduler)
+    loop.add(*(Request(name, TEXT[:9], 4) for name in "abcdef"))
+    with pytest.raises(AssertionError):
         loop.run(60)

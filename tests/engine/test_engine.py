@@ -245,6 +245,29 @@ def test_the_observer_sees_every_step_in_numbers():
     assert seconds == (1.0, 1.0, 1.0, 1.0)
 
 
+def test_the_observer_hears_of_prefixes_in_the_step_that_admits():
+    engine = make_engine(num_blocks=8)
+    seen = []
+    engine.observer = seen.append
+    for name in "ab":
+        engine.add_request(name, ids("hello you"), SamplingParams(max_tokens=2, ignore_eos=True))
+    drive(engine)
+    numbers = [(each.num_tokens, each.num_queried, each.num_hit, each.num_resumed_hit) for each in seen]
+    # The first computes 9 tokens; the second waits for its two blocks of 4 and computes one.
+    assert numbers == [(9, 9, 0, 0), (2, 9, 8, 0), (1, 0, 0, 0), (0, 0, 0, 0)]
+
+
+def test_the_observer_hears_of_what_a_preempted_request_finds_and_computes_again():
+    engine = make_engine(num_blocks=5, max_num_seqs=2)
+    seen = []
+    engine.observer = seen.append
+    for name, text in (("a", "12345678"), ("b", "abcdefgh")):
+        engine.add_request(name, ids(text), SamplingParams(max_tokens=4, ignore_eos=True))
+    drive(engine)
+    assert sum(each.num_hit for each in seen) == 0
+    assert [(each.num_resumed_hit, each.num_recomputed) for each in seen if each.num_resumed_hit] == [(8, 1)]
+
+
 def test_the_observer_is_told_where_the_runner_spent_its_time():
     times = RunnerTimes(0.1, 0.2, 0.3)
 

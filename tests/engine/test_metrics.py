@@ -84,7 +84,7 @@ def test_tokens_are_counted_once_each_whatever_the_chunks():
 
 
 def test_the_tokens_of_a_preempted_request_are_counted_once_and_its_queue_time_ends_at_its_first_admission():
-    engine = measured(Ticking(0.001), num_blocks=8, max_num_seqs=3)
+    engine = measured(Ticking(0.001), num_blocks=8, max_num_seqs=3, prefix_cache=False)
     for number in range(8):
         ask(engine, str(number), prompt="123456", max_tokens=10)
     drive(engine)
@@ -181,7 +181,7 @@ def test_a_request_from_before_the_metrics_is_served_and_not_counted():
 def test_a_delay_by_the_watermark_is_counted_where_the_reserve_alone_stood_in_the_way():
     delays = {}
     for reserve in (0, 2):
-        engine = make_engine(num_blocks=8, max_num_seqs=8, watermark_blocks=reserve)
+        engine = make_engine(num_blocks=8, max_num_seqs=8, watermark_blocks=reserve, prefix_cache=False)
         for number in range(4):
             ask(engine, str(number), prompt="123456", max_tokens=2)
         engine.step()

@@ -6,7 +6,7 @@ from millpond.core.scheduler import Scheduler
 from millpond.errors import ConfigError
 from millpond.lab import proof as proof_module
 from millpond.lab.explorer import Finding
-from millpond.lab.faults import FAULTS, PlantedFault, WithoutWaiver
+from millpond.lab.faults import FAULTS, SHARING_FAULTS, PlantedFault, WithoutWaiver
 from millpond.lab.proof import MOST, Bounds, as_json, find, num_cases, prove
 from millpond.lab.story import tell
 from millpond.lab.world import Action, Case
@@ -94,6 +94,39 @@ STORIES = {
 @pytest.mark.parametrize("name", FAULT)
 def test_a_planted_fault_is_found_by_its_shortest_trace(name):
     assert list(tell(find(FAULT[name], quiet))) == STORIES[name]
+
+
+SHARING_STORIES = {
+    "found-too-soon": [
+        "add a with a prompt of 2 tokens",
+        "step 0: INV-10: block 0, number 0 of request a, can be found as "
+        "Link(parent=None, token_ids=(1001,)), not None",
+    ],
+    "last-token-found": [
+        "add a with a prompt of 1 token of the twins",
+        "step 0; admits a; a runs 1 token, holds 1; 0 blocks free",
+        "its result: a goes on",
+        "add b with a prompt of 1 token of the twins",
+        "step 1: INV-3: running request b has 1 of 1 tokens computed",
+    ],
+    "parent-first": [
+        "add a with a prompt of 2 tokens",
+        "step 0; admits a; a runs 2 tokens, holds 2; 0 blocks free",
+        "its result: a goes on",
+        "step 1: INV-10: block 0 would be evicted before block 1 behind it",
+    ],
+}
+
+
+@pytest.mark.parametrize("fault", SHARING_FAULTS[:3], ids=lambda fault: fault.name)
+def test_a_planted_fault_in_sharing_is_found_by_its_shortest_trace(monkeypatch, fault):
+    monkeypatch.setattr(proof_module, "FAULT_BOUNDS", Bounds(positions=2, slots=1, requests=2, budget=0, guesses=0))
+    assert list(tell(find(fault, quiet))) == SHARING_STORIES[fault.name]
+
+
+def test_a_block_that_has_no_holder_more_is_found(monkeypatch):
+    monkeypatch.setattr(proof_module, "FAULT_BOUNDS", Bounds(positions=3, slots=2, requests=2, budget=0, guesses=0))
+    assert find(SHARING_FAULTS[3], quiet).message == "INV-1: block 0 has 2 holders and a reference count of 1"
 
 
 def test_the_wall_is_found_only_where_the_reserve_lets_every_prompt_in():

@@ -146,6 +146,19 @@ def test_the_scoring_call_echoes_the_prompt_with_its_scores_and_no_token_more(pr
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(token_ids), 0)
 
 
+def test_a_prompt_is_scored_in_full_however_often_its_start_was_computed_before():
+    """What is found in the prefix cache has no scores."""
+    engine, prompt = make_engine(block_size=4), ids("abcdefghi")
+    prompts = [prompt] * 3
+    body = {"model": "tiny", "prompt": prompts, "max_tokens": 1, "echo": True, "logprobs": 0}
+    choices = ask(engine, "/v1/completions", body).json()["choices"]
+    scores = [None, *map(logprob, prompt[1:])]
+    assert [choice["logprobs"]["token_logprobs"][: len(prompt)] for choice in choices] == [scores] * 3
+    counters = engine.scheduler.counters
+    assert (counters.queried_tokens, counters.hit_tokens) == (0, 0)
+    assert counters.forward_tokens == 3 * len(prompt)
+
+
 def test_prompts_of_unequal_length_are_scored_each_by_itself():
     prompts = [ids("abcdefg"), ids("h"), ids("ij")]
     body = complete({"prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 0}, max_num_batched_tokens=5).json()

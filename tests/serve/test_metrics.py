@@ -127,15 +127,15 @@ def test_who_runs_who_waits_and_what_the_pool_holds_is_what_is_so_now():
     during, after = [samples_of(response) for response in run(watched())]
     assert during["vllm:num_requests_running", "tiny"] == 2
     assert during["vllm:num_requests_waiting", "tiny"] == 3
-    # Five tokens of the prompt and the one just sampled: two blocks of four for each.
-    assert during["vllm:kv_cache_usage_perc", "tiny"] == pytest.approx(4 / 16)
+    # Five tokens of the prompt and the one just sampled: two blocks of four for each, the first of which they share.
+    assert during["vllm:kv_cache_usage_perc", "tiny"] == pytest.approx(3 / 16)
     assert during["millpond_kv_blocks", "tiny"] == 16
     assert during["millpond_watermark_blocks", "tiny"] == 1
     assert after["vllm:num_requests_running", "tiny"] == after["vllm:num_requests_waiting", "tiny"] == 0
 
 
 def test_our_own_numbers_are_the_schedulers():
-    engine = make_engine(num_blocks=8, max_num_seqs=3, watermark_blocks=1, audit=True)
+    engine = make_engine(num_blocks=8, max_num_seqs=3, watermark_blocks=1, audit=True, prefix_cache=False)
     samples = scrape(post(prompt=["123456"] * 8, max_tokens=10), engine=engine)
     counters = engine.scheduler.counters
     assert counters.preemptions > 0
@@ -157,6 +157,17 @@ def test_our_own_numbers_are_the_schedulers():
     assert phases.keys() == {"schedule", "arrays", "forward", "sample", "update"}
     assert phases["schedule"] > 0
     assert samples["millpond_step_seconds_sum", "tiny"] >= sum(phases.values())
+
+
+def test_what_the_prefix_cache_was_asked_and_what_it_found_are_the_schedulers_counts():
+    engine = make_engine(num_blocks=8, max_num_seqs=3)
+    samples = scrape(post(prompt=["123456"] * 8, max_tokens=4), engine=engine)
+    counters = engine.scheduler.counters
+    # Seven of eight find the first block of four tokens, each asked for all six.
+    assert (counters.queried_tokens, counters.hit_tokens) == (8 * 6, 7 * 4)
+    assert samples["vllm:prefix_cache_queries_total", "tiny"] == 48
+    assert samples["vllm:prefix_cache_hits_total", "tiny"] == 28
+    assert samples["millpond_resumed_hit_tokens_total", "tiny"] == counters.resumed_hit_tokens
 
 
 def test_aborts_and_faults_are_counted_as_such(caplog):

@@ -49,6 +49,7 @@ EVERY_FIELD = {
     "ignore_eos": True,
     "skip_special_tokens": False,
     "prompt_logprobs": 3,
+    "cache_salt": "tenant",
 }
 
 
@@ -80,6 +81,7 @@ BAD_VALUES = [
     ("logit_bias", {"\u0665": 1}), ("logit_bias", {"5": 101}), ("logit_bias", {"5": -100.5}),
     ("logit_bias", {"5": None}), ("logit_bias", {"5": "1"}), ("logit_bias", [[5, 1]]),
     ("ignore_eos", "yes"), ("stream", 1), ("stream_options", 5), ("user", 5), ("model", 5),
+    ("cache_salt", ""), ("cache_salt", 1), ("cache_salt", "x" * 1001),
 ]  # fmt: skip
 
 

@@ -15,14 +15,16 @@ VARIANTS: dict[str, Settings] = {
 
 def _open(site: Site, name: str, settings: Settings, prefix_caching: bool) -> Session:
     config = {"max_num_seqs": MAX_NUM_SEQS, "kv_memory": KV_GIB << 30, "threads": len(site.cores), **settings}
+    config["prefix_cache"] = prefix_caching
     return WorkerSession.start(site, name, "millpond", {"model": str(site.model), "config": config}, {})
 
 
 def _server(site: Site, settings: Settings, prefix_caching: bool) -> ServerPlan:
     options = {"max_num_seqs": MAX_NUM_SEQS, "kv_memory": f"{KV_GIB}G", "threads": len(site.cores), **settings}
+    caching = "--prefix-cache" if prefix_caching else "--no-prefix-cache"
     flags = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     command = [str(site.environment("millpond") / "bin" / "millpond"), "serve", str(site.model), "--port", "{port}"]
-    return ServerPlan([*command, "--log-level", "warning", *flags], {}, str(site.model))
+    return ServerPlan([*command, "--log-level", "warning", caching, *flags], {}, str(site.model))
 
 
 ENGINE = Engine(

@@ -15,6 +15,7 @@ from millpond.cli import (
     bench_kernels,
     bench_overhead,
     bench_pace,
+    bench_prefix,
     bench_scheduler,
     bench_speculative,
     bench_startup,
@@ -79,6 +80,7 @@ def register(app: typer.Typer) -> None:
     bench_isas.register(group)
     bench_overhead.register(group)
     bench_pace.register(group)
+    bench_prefix.register(group)
     bench_scheduler.register(group)
     bench_speculative.register(group)
     bench_startup.register(group)
@@ -162,6 +164,7 @@ def engine(
         kv_memory=kv_memory,
         threads=threads,
         isa=isa,
+        prefix_cache=False,  # W1 comes again in each round
     )
     loaded = loading.open_engine(model, config, context.ensure_object(Settings))
     engine_bench = EngineBench(loaded, loaded.limits.vocab_size, time.perf_counter)

@@ -156,6 +156,7 @@ def config_of(
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
         watermark_blocks=0,
+        prefix_cache=False,  # both policies run the same requests
         **rest,
     )
     num_blocks = blocks or slots * blocks_for_length(longest, block_size)

@@ -114,6 +114,7 @@ def speculative(
         kv_memory=kv_memory,
         threads=threads,
         isa=isa,
+        prefix_cache=False,  # the same questions come again and again
         speculative="ngram",
         speculative_tokens=speculative_tokens,
     )

@@ -18,6 +18,7 @@ from millpond.cli.options import (
     KVDtype,
     MaxModelLen,
     ModelArgument,
+    PrefixCache,
     Speculative,
     SpeculativeTokens,
     Threads,
@@ -167,6 +168,7 @@ def chat(
     max_model_len: MaxModelLen = None,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
+    prefix_cache: PrefixCache = DEFAULTS.prefix_cache,
     speculative: Speculative = DEFAULTS.speculative,
     speculative_tokens: SpeculativeTokens = DEFAULTS.speculative_tokens,
 ) -> None:
@@ -177,6 +179,7 @@ def chat(
         max_model_len=max_model_len,
         threads=threads,
         isa=isa,
+        prefix_cache=prefix_cache,
         speculative=speculative,
         speculative_tokens=speculative_tokens,
     )

@@ -140,6 +140,13 @@ KVMemory = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option("--threads", help="Threads to compute with [default: the usable cores]")]
 Isa = Annotated[str, typer.Option("--isa", help="Which kernels: auto, or one that `millpond doctor` lists.")]
+PrefixCache = Annotated[
+    bool,
+    typer.Option(
+        "--prefix-cache/--no-prefix-cache",
+        help="Keep the K/V of prompts and answers while there is room, for requests that begin alike.",
+    ),
+]
 Speculative = Annotated[
     str,
     typer.Option(

@@ -22,12 +22,17 @@ HELP = """Prove the scheduler's rules for small pools: visit every state it can 
 
 In each state requests of every length that fits may arrive, any may be aborted, and a step may give any request a
 token, its last token, right or wrong guesses or a fault. Only how many are unfinished at once is bounded. From every
-state, steps alone must drain the scheduler.
+state, steps alone must drain the scheduler. With --prefix-cache there are requests that share their text as well.
 
 Then faults are planted one by one, and the shortest trace to each is shown. The exit code is 1 if a rule is broken or
 a planted fault goes unseen."""
 
-EXAMPLES = examples("millpond prove", "millpond prove --positions 3 --requests 2", "millpond prove --deep --json")
+EXAMPLES = examples(
+    "millpond prove",
+    "millpond prove --prefix-cache",
+    "millpond prove --positions 3 --requests 2",
+    "millpond prove --deep --json",
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -55,9 +60,10 @@ def bounds_text(bounds: Bounds) -> str:
     slots = f"up to {counted(bounds.slots, 'slot')}"
     budgets = f"no budget or up to {counted(bounds.budget, 'token')} a step" if bounds.budget else "no budget of tokens"
     guesses = f"none or up to {counted(bounds.guesses, 'guess')}" if bounds.guesses else "no guesses"
+    sharing = ", with the prefix cache" * bounds.prefix_cache
     return (
         f"bounds: blocks x block size up to {bounds.positions}, {slots}, every reserve, {budgets}, "
-        f"{guesses}, {bounds.requests} unfinished at once, any number in all"
+        f"{guesses}, {bounds.requests} unfinished at once, any number in all{sharing}"
     )
 
 
@@ -94,19 +100,28 @@ def show(proof: Proof, seconds: float, found: list[tuple[PlantedFault, Finding |
 
 def prove(
     positions: Annotated[
-        int | None, typer.Option("--positions", help="Most blocks times block size of a pool [default: 4; deep: 5]")
+        int | None,
+        typer.Option(
+            "--positions", help="Most blocks times block size of a pool [default: 4; deep: 5; prefix cache: 3]"
+        ),
     ] = None,
     slots: Annotated[int | None, typer.Option("--slots", help="Most slots [default: 2; deep: 3]")] = None,
     requests: Annotated[
-        int | None, typer.Option("--requests", help="Most unfinished requests at once [default: 3]")
+        int | None, typer.Option("--requests", help="Most unfinished requests at once [default: 3; prefix cache: 2]")
     ] = None,
     budget: Annotated[
         int | None, typer.Option("--budget", help="Largest budget of tokens per step; 0: none [default: 2; deep: 3]")
     ] = None,
     guesses: Annotated[
-        int | None, typer.Option("--guesses", help="Most guesses a request and step; 0: none [default: 1; deep: 2]")
+        int | None,
+        typer.Option(
+            "--guesses", help="Most guesses a request and step; 0: none [default: 1; deep: 2; prefix cache: 0]"
+        ),
     ] = None,
     deep: Annotated[bool, typer.Option("--deep", help="Larger bounds: some twenty minutes instead of one.")] = False,
+    prefix_cache: Annotated[
+        bool, typer.Option("--prefix-cache", help="With the prefix cache, and requests that share their text.")
+    ] = False,
     faults: Annotated[bool, typer.Option("--faults/--no-faults", help="Plant the faults as well.")] = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one object: bounds, pools, states, transitions, verdict, faults.")
@@ -114,12 +129,13 @@ def prove(
 ) -> None:
     from millpond.cli.progress import counting_bar
     from millpond.lab import proof as lab
-    from millpond.lab.faults import FAULTS
+    from millpond.lab.faults import FAULTS, SHARING_FAULTS
 
     given = {"positions": positions, "slots": slots, "requests": requests, "budget": budget, "guesses": guesses}
-    preset = lab.DEEP if deep else lab.Bounds()
-    bounds = replace(preset, **{name: value for name, value in given.items() if value is not None})
-    planted = FAULTS if faults else ()
+    preset = lab.DEEP if deep else lab.SHARING if prefix_cache else lab.Bounds()
+    chosen = {name: value for name, value in given.items() if value is not None}
+    bounds = replace(preset, prefix_cache=prefix_cache, **chosen)
+    planted = (SHARING_FAULTS if prefix_cache else FAULTS) if faults else ()
     started = time.perf_counter()
     with counting_bar(lab.num_cases(bounds) + len(planted)) as notify:
         proof = lab.prove(bounds, notify)

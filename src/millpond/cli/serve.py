@@ -32,6 +32,7 @@ from millpond.cli.options import (
     MaxNumBatchedTokens,
     MaxNumSeqs,
     ModelArgument,
+    PrefixCache,
     Speculative,
     SpeculativeTokens,
     Threads,
@@ -82,7 +83,6 @@ EXAMPLES = examples(
 Port = Annotated[
     int, typer.Option("--port", parser=parse_port, metavar="PORT", help="Port to listen on; 0 takes a free one.")
 ]
-
 ServedModelName = Annotated[
     str | None, typer.Option("--served-model-name", help="Name that clients use [default: MODEL as given]")
 ]
@@ -112,6 +112,7 @@ def serve(
     kv_memory: KVMemory = None,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
+    prefix_cache: PrefixCache = DEFAULTS.prefix_cache,
     speculative: Speculative = DEFAULTS.speculative,
     speculative_tokens: SpeculativeTokens = DEFAULTS.speculative_tokens,
     audit: Annotated[bool, typer.Option("--audit", help="Check every invariant after every step (slow).")] = False,

@@ -208,6 +208,7 @@ def simulate(
         max_model_len=max_model_len,
         watermark=watermark,
         watermark_blocks=watermark_blocks,
+        prefix_cache=False,
     )
     slo = traffic.slo_of(ttft_slo, itl_slo)
     model = traffic.cost_model(cost)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
+from millpond.core.prefix_cache import PrefixCache
 from millpond.errors import ConfigError, InvariantError
 
 
@@ -34,25 +35,28 @@ class BlockPool:
     """num_blocks blocks, each free or held by one holder or more.
 
     The block that became free last is handed out first: its memory is in use already and near. One that was never used
-    costs the system a page, and it comes last. Every run makes the same choices.
+    costs the system a page, and it comes later. Last are those that the cache, where there is one, can find: the least
+    recently used first, and of those that became free together the deepest. Every run makes the same choices.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, cache: PrefixCache | None = None) -> None:
         if num_blocks < 1:
             raise ConfigError(f"num_blocks must be at least 1, got {num_blocks}")
         self.num_blocks = num_blocks
+        self.cache = cache
         self._ref_counts = [0] * num_blocks
-        # An ordered set rather than a stack: a block that is wanted again can be taken from the middle.
+        # Ordered sets rather than stacks: a block that is wanted again can be taken from the middle.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(reversed(range(num_blocks)))
+        self._findable: OrderedDict[int, None] = OrderedDict()  # free as well; the next to be evicted first
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._free) + len(self._findable)
 
     @property
     def free_block_ids(self) -> tuple[int, ...]:
         """The free blocks, the next to be handed out first."""
-        return tuple(reversed(self._free))
+        return (*reversed(self._free), *self._findable)
 
     def ref_count(self, block_id: int) -> int:
         """How many holders a block has; 0 means that it is free. Raises InvariantError for a block that is not here."""
@@ -60,14 +64,35 @@ class BlockPool:
             raise InvariantError(f"block {block_id} is not in a pool of {self.num_blocks} blocks")
         return self._ref_counts[block_id]
 
+    def num_held(self, block_ids: Sequence[int]) -> int:
+        """How many of the blocks have a holder."""
+        return sum([self._ref_counts[block_id] > 0 for block_id in block_ids])
+
     def allocate(self, num_blocks: int) -> list[int] | None:
         """Take num_blocks free blocks with one holder each; None, and nothing taken, when fewer are free."""
-        if num_blocks > len(self._free):
+        if num_blocks > self.num_free:
             return None
-        block_ids = [self._free.popitem()[0] for _ in range(num_blocks)]
+        block_ids = [self._free.popitem()[0] for _ in range(min(num_blocks, len(self._free)))]
+        while len(block_ids) < num_blocks:
+            block_ids.append(self._evict())
         for block_id in block_ids:
             self._ref_counts[block_id] = 1
         return block_ids
+
+    def _evict(self) -> int:
+        block_id, _ = self._findable.popitem(last=False)
+        if self.cache is not None:
+            self.cache.forget(block_id)
+        return block_id
+
+    def share(self, block_ids: Sequence[int]) -> None:
+        """Give each block one holder more. Raises InvariantError for a block that is neither held nor findable."""
+        for block_id in block_ids:
+            if self.ref_count(block_id) == 0:
+                if block_id not in self._findable:
+                    raise InvariantError(f"block {block_id} is free and cannot be found: it has nothing to share")
+                del self._findable[block_id]
+            self._ref_counts[block_id] += 1
 
     def release(self, block_ids: Sequence[int]) -> None:
         """Take one holder off each block; a block with none left becomes free.
@@ -78,8 +103,10 @@ class BlockPool:
             held = self.ref_count(block_id)
             if times > held:
                 raise InvariantError(f"block {block_id}: {times} holders released, but it has {held}")
-        # From the back, so that who takes them next finds them in the order in which they lay in memory.
+        # From the back, so that who takes them next finds them in the order in which they lay in memory, and so that
+        # what can be found becomes free the deepest first.
         for block_id in reversed(block_ids):
             self._ref_counts[block_id] -= 1
             if self._ref_counts[block_id] == 0:
-                self._free[block_id] = None
+                is_findable = self.cache is not None and block_id in self.cache
+                (self._findable if is_findable else self._free)[block_id] = None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from millpond.core.block_pool import BlockPool, blocks_for_length
+from millpond.core.prefix_cache import Link, PrefixCache
 from millpond.core.request import FinishReason, Request, RequestState
 from millpond.core.scheduler import Scheduler
 from millpond.core.step import ScheduledRequest, SchedulerOutput, StepResult
@@ -19,13 +20,17 @@ from millpond.errors import InvariantError
 
 
 def audit(scheduler: Scheduler) -> None:
-    """Check INV-1 to INV-4 on a scheduler at rest or with a step in flight."""
+    """Check INV-1 to INV-4, and INV-10 of one state, on a scheduler at rest or with a step in flight."""
     _check_membership(scheduler)  # first: what follows takes it that the queues are right
     _check_order(scheduler)
     _check_blocks(scheduler.pool, scheduler.requests.values())
     _check_slots(scheduler)
     _check_waiting_holds_nothing(scheduler)
     _check_running_holds_its_length(scheduler)
+    if scheduler.cache is not None:
+        _check_findable(scheduler.cache, scheduler.pool)
+        for request in scheduler.running:
+            _check_computed_is_findable(scheduler.cache, request)
 
 
 def check_same_decisions(first: Sequence[SchedulerOutput], second: Sequence[SchedulerOutput]) -> None:
@@ -117,6 +122,52 @@ def _check_membership(scheduler: Scheduler) -> None:
         raise _broken(4, f"queued are {queued_ids}, unfinished are {unfinished_ids}")
 
 
+def _check_findable(cache: PrefixCache, pool: BlockPool) -> None:
+    """Nothing is there twice, and whoever loses a block loses the ones behind it first."""
+    blocks: dict[Link, int] = {}
+    place = {block_id: place for place, block_id in enumerate(pool.free_block_ids)}
+    for block_id in cache:
+        link = cache.link_of(block_id)
+        if (first := blocks.setdefault(link, block_id)) != block_id:
+            raise _broken(10, f"blocks {first} and {block_id} can both be found as {link}")
+        parent = link.parent
+        if not isinstance(parent, int):
+            continue
+        if parent not in cache:
+            raise _broken(10, f"block {block_id} can be found behind block {parent}, which cannot")
+        if pool.ref_count(parent) < pool.ref_count(block_id):
+            raise _broken(
+                10,
+                f"block {block_id} has {pool.ref_count(block_id)} holders, "
+                f"block {parent} before it only {pool.ref_count(parent)}",
+            )
+        if parent in place and place[parent] < place[block_id]:
+            raise _broken(10, f"block {parent} would be evicted before block {block_id} behind it")
+
+
+def _check_computed_is_findable(cache: PrefixCache, request: Request) -> None:
+    """Of a running request what it has computed in full can be found, and nothing else."""
+    num_full = request.num_computed_tokens // cache.block_size
+    tokens = request.token_ids_between(0, request.num_tokens)
+    links = _links_of(request, tokens, num_full, cache.block_size)
+    for index, block_id in enumerate(request.block_ids):
+        has = cache.link_of(block_id) if block_id in cache else None
+        wants = links.get(block_id) if index < num_full else None
+        if has != wants:
+            name = f"block {block_id}, number {index} of request {request.request_id}"
+            raise _broken(10, f"{name}, can be found as {has}, not {wants}")
+
+
+def _links_of(request: Request, tokens: Sequence[int], num_full: int, size: int) -> dict[int, Link]:
+    """What a request's first blocks can be found as, by block."""
+    held = request.block_ids[:num_full]
+    parents = [request.sampling.cache_salt, *held]
+    return {
+        block_id: Link(parents[index], tuple(tokens[index * size : (index + 1) * size]))
+        for index, block_id in enumerate(held)
+    }
+
+
 @dataclass(slots=True)
 class _Record:
     """What the auditor itself knows of a request: the tokens it was given and the positions it has forwarded."""
@@ -128,7 +179,7 @@ class _Record:
 
 @dataclass(slots=True)
 class Auditor:
-    """Checks INV-1 to INV-7 while a scheduler runs: show it every step.
+    """Checks INV-1 to INV-7, INV-9 and INV-10 while a scheduler runs: show it every step.
 
     after_schedule(output) right after schedule(), after_update(result) right after update(); for a step that
     failed, after_update of an empty result once its requests are failed. It may join at any moment between steps.
@@ -137,14 +188,17 @@ class Auditor:
     scheduler: Scheduler
     _records: dict[str, _Record] = field(default_factory=dict)
     _in_flight: tuple[ScheduledRequest, ...] = ()
+    _links: dict[int, Link] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, request in self.scheduler.requests.items():
             self._records[name] = _Record(request, list(request.output_token_ids), request.num_computed_tokens)
+        self._links = _all_links(self.scheduler)
 
     def after_schedule(self, output: SchedulerOutput) -> None:
         """Check a step that was just decided. Raises InvariantError."""
         audit(self.scheduler)
+        self._check_new_links({})
         self._forget_released()
         for name, request in self.scheduler.requests.items():
             if name not in self._records:
@@ -153,25 +207,53 @@ class Auditor:
             self._records[name].num_computed_tokens = 0
         for record in self._records.values():
             _check_tokens(record)
+        for name in output.admitted if self.scheduler.cache is not None else ():
+            self._records[name].num_computed_tokens = _num_found(self._records[name].request, self.scheduler.block_size)
         for each in output.scheduled:
-            _check_share(self._records[each.request_id], each)
+            _check_share(self._records[each.request_id], each, each.request_id in output.admitted)
+            self._check_writes(each)
         self._check_progress(output)
         self._in_flight = output.scheduled
 
     def after_update(self, result: StepResult) -> None:
         """Check what a step's result did. Raises InvariantError."""
         tokens = {each.request_id: each.token_ids for each in result.sampled}
+        links: dict[int, Link] = {}
         for each in self._in_flight:
             record = self._records[each.request_id]
-            if record.request.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
-                continue
             given = tokens.get(each.request_id, ())
+            reason = record.request.finish_reason
+            # One that ends with an error and has tokens ended later, over its text.
+            if reason is FinishReason.ABORT or (reason is FinishReason.ERROR and not given):
+                continue
             # A guess counts as computed once it was sampled; what lies behind an end was never given.
             record.num_computed_tokens += len(each.token_ids) - each.num_drafts + max(0, len(given) - 1)
+            sequence = (*record.request.prompt_token_ids, *record.output_token_ids, *given)
+            num_full = record.num_computed_tokens // self.scheduler.block_size
+            links |= _links_of(record.request, sequence, num_full, self.scheduler.block_size)
             record.output_token_ids += given[: _num_kept(record.request, len(record.output_token_ids), len(given))]
             _check_tokens(record)
         self._in_flight = ()
         audit(self.scheduler)
+        self._check_new_links(links)
+
+    def _check_new_links(self, computed: dict[int, Link]) -> None:
+        """What can be found from now on is what the last step has computed, if it went well."""
+        links = _all_links(self.scheduler)
+        for block_id, link in links.items():
+            if self._links.get(block_id) != link and computed.get(block_id) != link:
+                raise _broken(10, f"block {block_id} can be found as {link}, but was not computed as that")
+        self._links = links
+
+    def _check_writes(self, each: ScheduledRequest) -> None:
+        size, cache = self.scheduler.block_size, self.scheduler.cache
+        end = each.first_position + len(each.token_ids)
+        for block_id in each.block_ids[each.first_position // size : blocks_for_length(end, size)]:
+            name, held = f"request {each.request_id} writes block {block_id}", self.scheduler.pool.ref_count(block_id)
+            if held != 1:
+                raise _broken(9, f"{name}, which has {held} holders, not 1")
+            if cache is not None and block_id in cache:
+                raise _broken(9, f"{name}, which can be found as {cache.link_of(block_id)}")
 
     def _forget_released(self) -> None:
         for name in [known for known in self._records if known not in self.scheduler.requests]:
@@ -199,7 +281,21 @@ class Auditor:
             )
 
 
-def _check_share(record: _Record, each: ScheduledRequest) -> None:
+def _all_links(scheduler: Scheduler) -> dict[int, Link]:
+    cache = scheduler.cache
+    return {} if cache is None else {block_id: cache.link_of(block_id) for block_id in cache}
+
+
+def _num_found(request: Request, block_size: int) -> int:
+    """Where a request begins that was just admitted: behind full blocks, whose links are checked by the state."""
+    start = request.num_computed_tokens
+    most = request.num_tokens - 1 if request.reads_prefix_cache else 0
+    if start % block_size or start > most:
+        raise _broken(6, f"request {request.request_id} has found {start} tokens in blocks of {block_size}, of {most}")
+    return start
+
+
+def _check_share(record: _Record, each: ScheduledRequest, is_admitted: bool) -> None:
     """A request goes on exactly where it was, with exactly the tokens it has, and the runner is told of them."""
     name, start = each.request_id, each.first_position
     if start != record.num_computed_tokens:
@@ -215,7 +311,7 @@ def _check_share(record: _Record, each: ScheduledRequest) -> None:
     if each.num_drafts > most:
         raise _broken(6, f"request {name} has {each.num_drafts} drafts, but room for {most}")
     told = None if each.admission is None else each.admission.prompt_token_ids + each.admission.output_token_ids
-    if told != (tokens if start == 0 else None):
+    if told != (tokens if is_admitted else None):
         raise _broken(6, f"request {name} starts at {start} of {tokens}, but the runner is told {told}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
@@ -9,6 +10,8 @@ from enum import Enum, StrEnum
 from millpond.core.masks import TokenMask
 from millpond.core.sampling import SamplingParams
 from millpond.errors import InvariantError
+
+NEVER = sys.maxsize
 
 
 class RequestState(Enum):
@@ -39,6 +42,9 @@ class Request:
     max_tokens fits the pool, stop_token_ids holds the end-of-text ids unless they are ignored.
     block_ids[i] holds the K/V of positions i * block_size to (i + 1) * block_size - 1.
     draft_token_ids are guesses of the tokens to come, there while the step that tries them is in flight.
+    reads_prefix_cache False computes every position, whatever could be found. num_cached_tokens were found when it was
+    admitted last; block_keys are the prefix cache's keys of its full blocks, as far as they were asked for; its next
+    block becomes findable once publish_at tokens are computed.
     """
 
     request_id: str
@@ -59,6 +65,10 @@ class Request:
     num_tokens_at_admission: int = 0
     draft_token_ids: tuple[int, ...] = ()
     mask: TokenMask | None = None
+    reads_prefix_cache: bool = True
+    num_cached_tokens: int = 0
+    block_keys: list[int] = field(default_factory=list)
+    publish_at: int = NEVER
 
     @property
     def num_prompt_tokens(self) -> int:

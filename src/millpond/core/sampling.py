@@ -17,6 +17,7 @@ MAX_BAD_WORDS = 128
 MAX_BAD_CHARACTERS = 4096  # of all bad words together, which are tokenized between two steps
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
+MAX_SALT_CHARACTERS = 1000
 SEED_BITS = 64
 SEEDS = 2**SEED_BITS
 
@@ -33,6 +34,7 @@ class SamplingParams:
     tokens that the tokenizer writes it with; logit_bias is added to the raw logits. With fewer than min_tokens tokens
     neither a stop token nor a stop string ends the answer. logprobs asks for the chosen token's log probability and
     those of so many of the likeliest, prompt_logprobs the same of the prompt; both are those of the raw logits.
+    A request finds K/V of others in the prefix cache only where cache_salt is the same.
     Raises InvalidRequestError naming the field.
     """
 
@@ -57,6 +59,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    cache_salt: str | None = None
 
     def __post_init__(self) -> None:
         self._take_lists()
@@ -76,6 +79,8 @@ class SamplingParams:
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequestError(f"{name} must be True or False, got {getattr(self, name)!r}", name)
+        if self.cache_salt is not None:
+            _check_salt(self.cache_salt)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 0, MAX_LOGPROBS)
@@ -118,6 +123,14 @@ class SamplingParams:
             return (self,)
         seeds = [None if self.seed is None else (self.seed + index) % SEEDS for index in range(self.n)]
         return tuple(dataclasses.replace(self, n=1, seed=seed) for seed in seeds)
+
+
+def _check_salt(salt: object) -> None:
+    """Empty it would look like a secret and be everybody's."""
+    if not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT_CHARACTERS:
+        got = f"a string of {len(salt)}" if isinstance(salt, str) else f"{salt!r:.100}"
+        message = f"cache_salt must be a string of 1 to {MAX_SALT_CHARACTERS} characters, got {got}"
+        raise InvalidRequestError(message, "cache_salt")
 
 
 def _as_tuple(name: str, listed: object) -> tuple[Any, ...]:

@@ -11,42 +11,17 @@ import heapq
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
 from millpond.core.block_pool import BlockPool, blocks_for_length, resolve_watermark_blocks
+from millpond.core.counters import SchedulerCounters
 from millpond.core.door import Door
+from millpond.core.prefix_cache import NOTHING, Link, Prefix, PrefixCache
 from millpond.core.request import FinishReason, Request, RequestState
 from millpond.core.speculation import Drafter, StepLoad
 from millpond.core.step import Admission, ScheduledRequest, SchedulerOutput, StepResult
 from millpond.errors import ConfigError, InvalidRequestError, InvariantError
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """What has happened since the start.
-
-    thrashed_admissions counts preemptions of a request that generated fewer than block_size tokens since it
-    was admitted. recomputed_tokens counts the positions that resumed requests prefill again. forward_tokens counts
-    drafted_tokens too; accepted_tokens are the drafts that turned out to be right. watermark_delays counts the steps in
-    which the head of waiting would have been admitted but for the reserve.
-    """
-
-    iterations: int = 0
-    admissions: int = 0
-    preemptions: int = 0
-    thrashed_admissions: int = 0
-    forward_tokens: int = 0
-    recomputed_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    watermark_delays: int = 0
-
-    @property
-    def recompute_share(self) -> float:
-        """recomputed_tokens over forward_tokens; 0 before anything was forwarded."""
-        return self.recomputed_tokens / self.forward_tokens if self.forward_tokens else 0.0
 
 
 class RequestUpdate(NamedTuple):
@@ -75,6 +50,7 @@ class Scheduler:
         max_model_len: int,
         watermark_blocks: int,
         drafter: Drafter | None = None,
+        prefix_cache: bool = False,
     ) -> None:
         sizes = {"block_size": block_size, "max_num_seqs": max_num_seqs, "max_model_len": max_model_len}
         if max_num_batched_tokens is not None:
@@ -82,7 +58,8 @@ class Scheduler:
         for name, value in sizes.items():
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
-        self.pool = BlockPool(num_blocks)
+        self.cache = PrefixCache(block_size) if prefix_cache else None
+        self.pool = BlockPool(num_blocks, self.cache)
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -219,6 +196,8 @@ class Scheduler:
                 updates.append(RequestUpdate(request, self._take_in(request, token_ids)))
             elif fault is not None:
                 updates.append(RequestUpdate(request, (), fault))
+            if request.num_computed_tokens >= request.publish_at:
+                self._publish(request)
         return tuple(updates)
 
     def _take_in(self, request: Request, token_ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -241,6 +220,19 @@ class Scheduler:
             self.drafter.learn(request, num_drafted, len(taken) - 1)
             self._trim(request)
         return taken
+
+    def _publish(self, request: Request) -> None:
+        """Make the blocks that it has now computed in full findable, or take the same ones of who was there before."""
+        if self.cache is None:
+            raise InvariantError(f"request {request.request_id}: has blocks to publish, but there is no prefix cache")
+        end = request.num_computed_tokens // self.block_size
+        for index in range(request.publish_at // self.block_size - 1, end):
+            own, block_id = request.block_ids[index], self.cache.add(request, index)
+            if block_id != own:
+                self.pool.share((block_id,))
+                self.pool.release((own,))
+                request.block_ids[index] = block_id
+        request.publish_at = (end + 1) * self.block_size
 
     def _trim(self, request: Request) -> None:
         """Give back the blocks that only wrong guesses had asked for."""
@@ -323,38 +315,67 @@ class Scheduler:
         A newcomer to a step whose budget is spent would only lock blocks that the others may need to grow. So
         whoever is admitted gets a token at once and only the youngest can be in the middle of its tokens: all the
         older ones lack one token each, so that every running request gets a token in every step, whatever its budget.
+        For the same reason a block that is being computed can be found one step later: the head waits for it, once.
         """
         admitted: list[str] = []
         if not self.waiting or not self.free_slots:
             return ()
         wanted = sum(_missing_tokens(request) for request in self.running)
+        computing = self._being_computed()
         while self.waiting and self.free_slots and (budget is None or wanted < budget):
             request = next(iter(self.waiting.values()))
-            need = self._blocks_needed(request)
-            if need > self.pool.num_free - self._reserve(need):
-                self.counters.watermark_delays += need <= self.pool.num_free
+            need, found = self._blocks_needed(request), self._find(request)
+            taken = need - self.pool.num_held(found.block_ids)
+            if taken > self.pool.num_free - self._reserve(need):
+                self.counters.watermark_delays += taken <= self.pool.num_free
                 break
-            self._start(request, need)
+            if found.missing in computing:
+                break
+            self._start(request, need, found.block_ids)
             admitted.append(request.request_id)
             wanted += _missing_tokens(request)
+            if found.missing is not None:
+                computing.add(found.missing)
         return tuple(admitted)
+
+    def _find(self, request: Request) -> Prefix:
+        return NOTHING if self.cache is None else self.cache.find(request)
+
+    def _being_computed(self) -> set[Link]:
+        """The block that is in front of a request in the middle of its tokens, which only the youngest can be."""
+        if self.cache is None or not self.running or _missing_tokens(self.running[-1]) == 1:
+            return set()
+        missing = self._find(self.running[-1]).missing
+        return set() if missing is None else {missing}
 
     def _reserve(self, need: int) -> int:
         """The watermark may delay a request, it may never exclude one: what it could never let in is let off."""
         admissible_blocks = self.pool.num_blocks - self.watermark_blocks
         return self.watermark_blocks if need <= admissible_blocks else 0
 
-    def _start(self, request: Request, need: int) -> None:
-        block_ids = self.pool.allocate(need)
+    def _start(self, request: Request, need: int, found: list[int]) -> None:
+        self.pool.share(found)  # first, so that none of them is evicted for the others
+        block_ids = self.pool.allocate(need - len(found))
         if block_ids is None:
             raise InvariantError(f"request {request.request_id}: {need} blocks wanted, {self.pool.num_free} free")
         request.move_to(RequestState.RUNNING)
-        request.block_ids += block_ids
+        request.block_ids += found + block_ids
+        request.num_computed_tokens = request.num_cached_tokens = len(found) * self.block_size
+        if self.cache is not None:
+            request.publish_at = request.num_cached_tokens + self.block_size
+            self._count_hit(request)
         request.slot = heapq.heappop(self.free_slots)
         request.num_tokens_at_admission = request.num_tokens
         del self.waiting[request.request_id]
         self.running.append(request)
         self.counters.admissions += 1
+
+    def _count_hit(self, request: Request) -> None:
+        if request.num_preemptions:
+            self.counters.resumed_hit_tokens += request.num_cached_tokens
+        elif request.reads_prefix_cache:
+            self.counters.queried_tokens += request.num_tokens
+            self.counters.hit_tokens += request.num_cached_tokens
 
     def _plan_all(self, left: int | None) -> tuple[tuple[ScheduledRequest, Request], ...]:
         """Hand out the budget, oldest first. All but the youngest lack less than it (see _admit)."""
@@ -406,7 +427,7 @@ class Scheduler:
             table,
             samples,
             len(request.output_token_ids),
-            _admission(request) if first == 0 else None,
+            _admission(request) if first == request.num_cached_tokens else None,
             len(drafts),
         )
 

@@ -132,7 +132,9 @@ class StepStats(NamedTuple):
 
     num_tokens counts the positions forwarded, num_drafted of them guesses; num_sampled the tokens that came out of
     them, num_accepted of them thanks to a guess. execute_seconds is the whole of the runner, times its parts where it
-    knows them; update_seconds ends when the scheduler has its tokens, text_seconds is what then became of them.
+    knows them. Tokens of the prefix cache are counted in the step that admits the request: num_queried of new requests'
+    prompts, num_hit of them found, num_resumed_hit found again after a preemption; num_recomputed of num_tokens were
+    computed before. update_seconds ends when the scheduler has its tokens, text_seconds is what then became of them.
     audited says that the rules were checked.
     """
 
@@ -153,6 +155,10 @@ class StepStats(NamedTuple):
     num_drafted: int = 0
     num_accepted: int = 0
     audited: bool = False
+    num_queried: int = 0
+    num_hit: int = 0
+    num_resumed_hit: int = 0
+    num_recomputed: int = 0
 
 
 class Runner(Protocol):

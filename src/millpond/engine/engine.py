@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from operator import sub
 
 from millpond.config import EngineConfig
 from millpond.core.invariants import Auditor
@@ -63,6 +64,7 @@ class Engine:
         self._auditor = self._new_auditor()
         self._pace = None if config.itl_target is None else Pace(config.itl_target / 1000)
         self._answers: dict[str, Answer] = {}
+        self._counted = scheduler.counters.of_prefixes
 
     @property
     def has_unfinished(self) -> bool:
@@ -100,6 +102,8 @@ class Engine:
             stop_token_ids=ends,
             seed=self._seeds.getrandbits(SEED_BITS) if sampling.seed is None else sampling.seed % SEEDS,
             mask=token_mask(sampling, ends, self.tokenizer),
+            # The log probabilities of a prompt are those of all its positions, found or not.
+            reads_prefix_cache=sampling.prompt_logprobs is None,
         )
         answer = Answer(request, self.tokenizer)
         self.scheduler.add_request(request)
@@ -229,6 +233,8 @@ class Engine:
 
     def _stats(self, plan: SchedulerOutput, result: StepResult, times: tuple[float, float, float, float]) -> StepStats:
         num_sampled = result.num_tokens
+        counted, self._counted = self._counted, self.scheduler.counters.of_prefixes
+        num_queried, num_hit, num_resumed_hit, num_recomputed = map(sub, self._counted, counted)
         drafts = [] if self.scheduler.drafter is None else [each.num_drafts for each in plan.scheduled]
         return StepStats(
             step=plan.step,
@@ -248,6 +254,10 @@ class Engine:
             num_drafted=sum(drafts),
             num_accepted=num_sampled - len(result.sampled),
             audited=self._auditor is not None,
+            num_queried=num_queried,
+            num_hit=num_hit,
+            num_resumed_hit=num_resumed_hit,
+            num_recomputed=num_recomputed,
         )
 
 

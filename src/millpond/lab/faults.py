@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millpond.core.block_pool import blocks_for_length
+from millpond.core.prefix_cache import Prefix
 from millpond.core.request import Request, RequestState
 from millpond.core.scheduler import Scheduler
 
@@ -42,6 +43,38 @@ class AdmissionForNextChunk(Scheduler):
         return blocks_for_length(chunk, self.block_size)
 
 
+class FoundBeforeComputed(Scheduler):
+    def _start(self, request: Request, need: int, found: list[int]) -> None:
+        super()._start(request, need, found)
+        start = request.num_computed_tokens
+        request.num_computed_tokens = request.num_tokens - 1
+        self._publish(request)
+        request.num_computed_tokens = start
+
+
+class LastTokenFound(Scheduler):
+    def _find(self, request: Request) -> Prefix:
+        request.output_token_ids.append(0)
+        found = super()._find(request)
+        request.output_token_ids.pop()
+        return found
+
+
+class ParentEvictedFirst(Scheduler):
+    def _give_back(self, request: Request) -> None:
+        for block_id in request.block_ids:
+            self.pool.release((block_id,))
+        request.block_ids.clear()
+        super()._give_back(request)
+
+
+class NoHolderMore(Scheduler):
+    def _start(self, request: Request, need: int, found: list[int]) -> None:
+        held = [block_id for block_id in found if self.pool.ref_count(block_id)]
+        super()._start(request, need, found)
+        self.pool.release(held)
+
+
 @dataclass(frozen=True, slots=True)
 class PlantedFault:
     """A scheduler that breaks one rule. admissible_prompts offers only prompts that the reserve alone would let in."""
@@ -50,6 +83,7 @@ class PlantedFault:
     text: str
     kind: type[Scheduler]
     admissible_prompts: bool = False
+    prefix_cache: bool = False
 
     def as_json(self) -> dict[str, object]:
         return {"name": self.name, "text": self.text}
@@ -62,4 +96,10 @@ FAULTS = (
     PlantedFault("oldest-as-victim", "the victim is the oldest", OldestAsVictim),
     PlantedFault("released-twice", "blocks are released twice", BlocksReleasedTwice),
     PlantedFault("next-chunk-only", "admission buys blocks for the next chunk alone", AdmissionForNextChunk),
+)
+SHARING_FAULTS = (
+    PlantedFault("found-too-soon", "blocks are found before they are computed", FoundBeforeComputed, prefix_cache=True),
+    PlantedFault("last-token-found", "the last token is found as well", LastTokenFound, prefix_cache=True),
+    PlantedFault("parent-first", "a block is evicted before those behind it", ParentEvictedFirst, prefix_cache=True),
+    PlantedFault("no-holder-more", "a block that is found has no holder more", NoHolderMore, prefix_cache=True),
 )

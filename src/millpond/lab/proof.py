@@ -22,7 +22,8 @@ class Bounds:
     """Every scheduler up to these sizes is explored, without a budget of tokens per step and guesses and with them.
 
     positions bounds a pool's blocks times its block size. requests bounds how many are unfinished at any time: how
-    many come in all is not bounded, nor, but by the pool, how long they are. Raises ConfigError naming the option.
+    many come in all is not bounded, nor, but by the pool, how long they are. With prefix_cache all
+    schedulers have one, and some requests share their text. Raises ConfigError naming the option.
     """
 
     positions: int = 4
@@ -30,12 +31,13 @@ class Bounds:
     requests: int = 3
     budget: int = 2
     guesses: int = 1
+    prefix_cache: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            least = 0 if name in ("budget", "guesses") else 1
-            if not least <= value <= MOST[name]:
-                raise ConfigError(f"--{name} must be from {least} to {MOST[name]}, got {value}")
+        for name, most in MOST.items():
+            value, least = getattr(self, name), 0 if name in ("budget", "guesses") else 1
+            if not least <= value <= most:
+                raise ConfigError(f"--{name} must be from {least} to {most}, got {value}")
 
     def pools(self) -> Iterator[tuple[int, int]]:
         """Numbers of blocks and block sizes, the fewest positions first."""
@@ -49,10 +51,14 @@ class Bounds:
         for num_slots, reserve, budget, guesses in product(
             slots, range(num_blocks), budgets, sorted({0, self.guesses})
         ):
-            yield Case(num_blocks, block_size, num_slots, reserve, budget, self.requests, guesses)
+            sizes = num_blocks, block_size, num_slots, reserve, budget, self.requests, guesses
+            yield Case(*sizes, prefix_cache=self.prefix_cache)
 
 
 DEEP = Bounds(positions=5, slots=3, requests=3, budget=3, guesses=2)
+
+# What can be found again, and in which order it goes, makes for many more states.
+SHARING = Bounds(positions=3, slots=2, requests=2, budget=2, guesses=0, prefix_cache=True)
 
 # Where the planted faults are looked for: the wall needs four blocks, and none needs more than two requests.
 FAULT_BOUNDS = Bounds(positions=4, slots=2, requests=2, budget=1, guesses=0)
@@ -131,7 +137,8 @@ def num_cases(bounds: Bounds) -> int:
 def find(fault: PlantedFault, notify: Callable[[str], None]) -> Finding | None:
     """The shortest trace to a planted fault among all cases within FAULT_BOUNDS; None where it goes unseen."""
     notify(f"planted: {fault.name}")
-    cases = [case for pool in FAULT_BOUNDS.pools() for case in FAULT_BOUNDS.cases_of(*pool)]
+    bounds = replace(FAULT_BOUNDS, prefix_cache=fault.prefix_cache)
+    cases = [case for pool in bounds.pools() for case in bounds.cases_of(*pool)]
     if fault.admissible_prompts:
         cases = [replace(case, longest_prompt=(case.num_blocks - case.reserve) * case.block_size) for case in cases]
     return Explorer(cases, fault.kind).run().finding

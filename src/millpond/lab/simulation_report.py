@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from millpond.core.scheduler import SchedulerCounters
+from millpond.core.counters import SchedulerCounters
 from millpond.lab.latency import Latencies, Slo
 from millpond.lab.simulator import Simulation
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from millpond.config import EngineConfig
 from millpond.core.block_pool import resolve_watermark_blocks
+from millpond.core.counters import SchedulerCounters
 from millpond.core.door import Door
-from millpond.core.scheduler import Scheduler, SchedulerCounters
+from millpond.core.scheduler import Scheduler
 from millpond.core.step import SampledTokens, SchedulerOutput, StepResult
 from millpond.engine.engine import Engine
 from millpond.errors import ConfigError
@@ -75,6 +76,7 @@ def door_of(config: EngineConfig) -> Door:
 
 
 def _scheduler(config: EngineConfig) -> Scheduler:
+    """Without a prefix cache, whatever the config says: a simulated prompt is a length, and no text to find again."""
     door = door_of(config)
     return Scheduler(
         num_blocks=door.num_blocks,

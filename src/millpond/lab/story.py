@@ -32,7 +32,8 @@ def _attempt(action: Action, step: int) -> str:
 
 def _deed(action: Action, before: SchedulerOutput | None, world: World) -> str:
     if action.verb == "add":
-        return f"add {action.request_id} with a prompt of {counted(action.numbers[0], 'token')}"
+        length, *is_twin = action.numbers
+        return f"add {action.request_id} with a prompt of {counted(length, 'token')}{' of the twins' * bool(is_twin)}"
     if action.verb == "schedule" and world.in_flight is not None:
         return "; ".join([*_decision(world.in_flight), f"{counted(world.scheduler.pool.num_free, 'block')} free"])
     if action.verb == "update" and before is not None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar, get_origin, get_type_hints
 
 from millpond.core.block_pool import BlockPool
 from millpond.core.invariants import Auditor, audit, check_same_decisions
+from millpond.core.prefix_cache import PrefixCache
 from millpond.core.request import Request
 from millpond.core.scheduler import Scheduler
 from millpond.core.speculation import StepLoad
@@ -24,6 +25,7 @@ from millpond.errors import InvariantError
 
 STOP_TOKEN = 0
 NO_SLOT_OWNER = ""
+COMMON = -2  # in the place of an arrival: whose tokens the twins have
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Case:
 
     budget None is no budget of tokens per step. At most most_unfinished requests are unfinished at any time, each
     with a prompt of at most longest_prompt tokens where that is given. A step tries up to most_drafts guesses for each.
+    With the prefix cache, some of the requests are twins: at the same position they have the same token, or one of two.
     """
 
     num_blocks: int
@@ -42,6 +45,7 @@ class Case:
     most_unfinished: int
     most_drafts: int = 0
     longest_prompt: int | None = None
+    prefix_cache: bool = False
 
     def make_scheduler(self, kind: type[Scheduler]) -> Scheduler:
         return kind(
@@ -52,6 +56,7 @@ class Case:
             max_model_len=self.num_blocks * self.block_size + 1,
             watermark_blocks=self.reserve,
             drafter=ChosenDrafts() if self.most_drafts else None,
+            prefix_cache=self.prefix_cache,
         )
 
     def __str__(self) -> str:
@@ -62,11 +67,13 @@ class Case:
         parts.append(counted(self.most_unfinished, "request"))
         if self.most_drafts:
             parts.append(counted(self.most_drafts, "guess"))
+        if self.prefix_cache:
+            parts.append("prefix cache")
         return ", ".join(parts)
 
 
 class Action(NamedTuple):
-    """What happens next: add (numbers: prompt tokens), abort, schedule (guesses by request), update, or fail.
+    """What happens next: add (prompt tokens, and 1 for a twin), abort, schedule (guesses by request), update, or fail.
 
     An update has one (accepted guesses, ending) for each scheduled request; ending is one of ENDINGS.
     """
@@ -88,7 +95,7 @@ class ChosenDrafts:
 
     def draft(self, request: Request, most: int, load: StepLoad) -> tuple[int, ...]:
         count = min(next(self.counts, 0), most)
-        return tuple(right_token(request.arrival, request.num_tokens + index) for index in range(count))
+        return tuple(right_token(family_of(request), request.num_tokens + index) for index in range(count))
 
     def learn(self, request: Request, num_drafted: int, num_accepted: int) -> None:
         """Nothing: how many to try next is an action."""
@@ -97,14 +104,19 @@ class ChosenDrafts:
         """Nothing is known of it."""
 
 
-def right_token(arrival: int, position: int) -> int:
+def family_of(request: Request) -> int:
+    """Whose tokens a request has: its own, or the twins'."""
+    return COMMON if request.prompt_token_ids[0] == _other_token(COMMON, 0) else request.arrival
+
+
+def right_token(family: int, position: int) -> int:
     """What stands at a position of a request, and nowhere else; what is guessed there is right."""
-    return 1_000 * (arrival + 1) + 2 * position
+    return 1_000 * (family + 1) + 2 * position
 
 
-def _other_token(arrival: int, position: int) -> int:
+def _other_token(family: int, position: int) -> int:
     """The same, for where the guess is to be wrong."""
-    return right_token(arrival, position) + 1
+    return right_token(family, position) + 1
 
 
 def counted(number: int, noun: str) -> str:
@@ -143,7 +155,7 @@ class World:
         scheduler = _copy_scheduler(self.scheduler, requests)
         auditor = Auditor.__new__(Auditor)
         auditor.scheduler, auditor._in_flight = scheduler, self.auditor._in_flight
-        auditor._records = {}
+        auditor._records, auditor._links = {}, self.auditor._links  # replaced whole, never changed
         for name, record in self.auditor._records.items():
             auditor._records[name] = twin = _copy_record(record)
             # One that was released is nobody's any more, and does not change.
@@ -164,6 +176,8 @@ class World:
             longest = self.case.longest_prompt or self.case.num_blocks * self.case.block_size
             name = name_of(self.scheduler._num_arrivals)
             yield from (Action("add", name, (length,)) for length in range(1, longest + 1))
+            if self.case.prefix_cache:
+                yield from (Action("add", name, (length, 1)) for length in range(1, longest + 1))
 
     def _updates(self, output: SchedulerOutput) -> Iterator[Action]:
         """Each request goes on or stops, with each number of right guesses; one of them faults; the step fails."""
@@ -187,7 +201,7 @@ class World:
     def do(self, action: Action) -> None:
         """Carry out an action and check every invariant. Raises InvariantError; the world is of no use then."""
         if action.verb == "add":
-            self._add(action.request_id, action.numbers[0])
+            self._add(action.request_id, *action.numbers)
             audit(self.scheduler)
         elif action.verb == "abort":
             self.scheduler.abort(action.request_id)
@@ -197,10 +211,10 @@ class World:
         else:
             self._update(action)
 
-    def _add(self, name: str, num_prompt_tokens: int) -> None:
+    def _add(self, name: str, num_prompt_tokens: int, is_twin: int = 0) -> None:
         """As many tokens as fit may be generated: since every step may be the last, that covers all smaller limits."""
-        arrival = self.scheduler._num_arrivals
-        prompt = tuple(_other_token(arrival, position) for position in range(num_prompt_tokens))
+        family = COMMON if is_twin else self.scheduler._num_arrivals
+        prompt = tuple(_other_token(family, position) for position in range(num_prompt_tokens))
         max_tokens = self.scheduler.door.max_tokens_that_fit(num_prompt_tokens)
         self.scheduler.add_request(Request(name, prompt, max_tokens, stop_token_ids=frozenset({STOP_TOKEN})))
 
@@ -262,8 +276,8 @@ class World:
     def _tokens(self, each: ScheduledRequest, num_accepted: int, ending: str) -> tuple[int, ...]:
         """The guesses that were right and the token behind them; it differs from a guess that was wrong."""
         first = len(each.token_ids) - each.num_drafts
-        arrival = self.scheduler.requests[each.request_id].arrival
-        last = STOP_TOKEN if ending == STOPS else _other_token(arrival, each.first_position + first + num_accepted)
+        family = family_of(self.scheduler.requests[each.request_id])
+        last = STOP_TOKEN if ending == STOPS else _other_token(family, each.first_position + first + num_accepted)
         return (*each.token_ids[first : first + num_accepted], last)
 
     def key(self) -> bytes:
@@ -289,7 +303,49 @@ class World:
             numbers.append(share.num_drafts if share else 0)
         for request in scheduler.waiting.values():
             numbers += request.num_tokens, bool(request.output_token_ids)
-        return bytes(numbers)
+        return bytes(numbers) if scheduler.cache is None else bytes((*numbers, *self._sharing(scheduler.cache)))
+
+    def _sharing(self, cache: PrefixCache) -> Iterator[int]:
+        """The rest of the key with a prefix cache: who has which token and which block, and what can be found.
+
+        Tokens and blocks count by the order in which they come up, as only whether two are the same can matter: tokens
+        at each position, after the two that the twins have there.
+        """
+        scheduler = self.scheduler
+        tokens: dict[int, int] = {}
+        blocks: dict[int, int] = {}
+        counts: dict[int, int] = {}
+
+        def names(token_ids: tuple[int, ...], first: int) -> Iterator[int]:
+            for position, token_id in enumerate(token_ids, first):
+                known = [right_token(COMMON, position), _other_token(COMMON, position)]
+                if token_id in known:
+                    yield known.index(token_id)
+                else:
+                    if token_id not in tokens:
+                        counts[position] = counts.get(position, 1) + 1
+                    yield tokens.setdefault(token_id, counts[position])
+
+        for request in (*scheduler.running, *scheduler.waiting.values()):
+            yield family_of(request) == COMMON
+            yield from names(request.token_ids_between(0, request.num_tokens), 0)
+        for request in (*scheduler.running, *(each for each in scheduler.finished if each.block_ids)):
+            yield len(request.block_ids)
+            yield from (blocks.setdefault(block_id, len(blocks)) for block_id in request.block_ids)
+        findable = [block_id for block_id in (*blocks, *scheduler.pool.free_block_ids) if block_id in cache]
+        for block_id in findable:
+            chain = self._chain(cache, block_id)
+            yield from (blocks.setdefault(block_id, len(blocks)), len(chain))
+            yield from names(chain, 0)
+
+    def _chain(self, cache: PrefixCache, block_id: int) -> tuple[int, ...]:
+        """All tokens up to the end of a findable block."""
+        chain: tuple[int, ...] = ()
+        parent: int | str | None = block_id
+        while isinstance(parent, int):
+            parent, token_ids = cache.link_of(parent)
+            chain = token_ids + chain
+        return chain
 
 
 T = TypeVar("T")
@@ -317,7 +373,7 @@ _SHARED = {
     *("block_size", "max_num_seqs", "max_num_batched_tokens", "watermark_blocks"),
     *("drafter", "door", "_num_arrivals"),
 }
-_OWN_RULE = {"pool", "counters", "requests", "waiting", "running", "finished", "free_slots", "_in_flight"}
+_OWN_RULE = {"cache", "pool", "counters", "requests", "waiting", "running", "finished", "free_slots", "_in_flight"}
 
 
 def _copy_scheduler(scheduler: Scheduler, twins: Mapping[int, Request]) -> Scheduler:
@@ -327,7 +383,8 @@ def _copy_scheduler(scheduler: Scheduler, twins: Mapping[int, Request]) -> Sched
         raise InvariantError(f"no rule to copy {sorted(fields.keys() ^ (_SHARED | _OWN_RULE))} of a scheduler")
     twin = scheduler.__class__.__new__(scheduler.__class__)
     vars(twin).update(fields)
-    twin.pool = _copy_pool(scheduler.pool)
+    twin.cache = None if scheduler.cache is None else _copy_cache(scheduler.cache)
+    twin.pool = _copy_pool(scheduler.pool, twin.cache)
     twin.counters = _copy_record(scheduler.counters)
     twin.requests = {name: twins[id(request)] for name, request in scheduler.requests.items()}
     twin.waiting = OrderedDict((name, twins[id(request)]) for name, request in scheduler.waiting.items())
@@ -339,7 +396,15 @@ def _copy_scheduler(scheduler: Scheduler, twins: Mapping[int, Request]) -> Sched
     return twin
 
 
-def _copy_pool(pool: BlockPool) -> BlockPool:
+def _copy_pool(pool: BlockPool, cache: PrefixCache | None) -> BlockPool:
     twin = BlockPool.__new__(BlockPool)
-    twin.num_blocks, twin._ref_counts, twin._free = pool.num_blocks, pool._ref_counts.copy(), pool._free.copy()
+    twin.num_blocks, twin.cache, twin._ref_counts = pool.num_blocks, cache, pool._ref_counts.copy()
+    twin._free, twin._findable = pool._free.copy(), pool._findable.copy()
+    return twin
+
+
+def _copy_cache(cache: PrefixCache) -> PrefixCache:
+    twin = PrefixCache(cache.block_size)
+    twin._links = cache._links.copy()
+    twin._blocks = {key: block_ids.copy() for key, block_ids in cache._blocks.items()}
     return twin

@@ -38,6 +38,21 @@ COUNTERS: tuple[tuple[str, str, Reading], ...] = (
         "Requests that gave their blocks back to be computed again.",
         lambda it: it.scheduler.counters.preemptions,
     ),
+    (
+        "vllm:prefix_cache_queries_total",
+        "Prompt tokens of new requests that were looked up in the prefix cache.",
+        lambda it: it.scheduler.counters.queried_tokens,
+    ),
+    (
+        "vllm:prefix_cache_hits_total",
+        "Prompt tokens of new requests that were found in the prefix cache.",
+        lambda it: it.scheduler.counters.hit_tokens,
+    ),
+    (
+        "millpond_resumed_hit_tokens_total",
+        "Positions of preempted requests that were found in the prefix cache instead of computed again.",
+        lambda it: it.scheduler.counters.resumed_hit_tokens,
+    ),
     ("vllm:prompt_tokens_total", "Prompt tokens of requests that have their first token.", lambda it: it.prompt_tokens),
     ("vllm:generation_tokens_total", "Tokens generated.", lambda it: it.generation_tokens),
     (

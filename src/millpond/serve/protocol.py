@@ -104,6 +104,7 @@ class GenerationRequest(Body):
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
     timeout: float | None = Field(None, description="Seconds that the whole answer may take, waiting included.")
+    cache_salt: str | None = Field(None, description="Only requests of the same salt share computed prefixes.")
     user: str | None = Field(None, description="Changes nothing, like the two below.")
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

@@ -1,0 +1,109 @@
+"""`millpond bench prefix`: what the prefix cache saves where requests begin alike, and costs where they do not."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from millpond.cli import loading
+from millpond.cli.options import (
+    DEFAULT_MODEL,
+    DEFAULTS,
+    Dtype,
+    Isa,
+    KVDtype,
+    KVMemory,
+    MaxNumBatchedTokens,
+    ModelOption,
+    Threads,
+    examples,
+)
+from millpond.cli.settings import Settings
+from millpond.config import EngineConfig
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from millpond.lab.bench_prefix import PrefixRow
+
+HELP = """Measure the prefix cache: the same work without it and with it, in turns, the cache empty each time.
+
+chat       four conversations at once, six turns each of 64 tokens asked and 48 answered
+shared     16 requests at once, 512 tokens in common and 32 of their own, 64 tokens of output
+children   eight answers of 64 tokens to one prompt of 256
+strangers  W1, 64 mixed requests that have nothing in common
+
+Speeds are output tokens per second of the whole, TTFT is the median of the requests, both median of the rounds after
+one that is not counted; gain compares the speeds round by round. An answer that the cache changes ends the measurement.
+
+With --threads 1 the seconds are those of the processor, which other work on the machine does not stretch."""
+
+EXAMPLES = examples("millpond bench prefix", "millpond bench prefix --workloads shared --rounds 5 --json")
+
+
+def register(group: typer.Typer) -> None:
+    # \b keeps the lines of the help as they are written.
+    group.command("prefix", help=HELP.replace("chat   ", "\b\nchat   ", 1), epilog=EXAMPLES)(prefix)
+
+
+def as_table(rows: list[PrefixRow]) -> Table:
+    """The rows for a person; milliseconds and tokens."""
+    from rich.table import Table
+
+    table = Table("workload", "prompts", "saved", "TTFT off", "on", "tok/s off", "on", "gain")
+    for column in table.columns[1:]:
+        column.justify, column.no_wrap = "right", True
+    for row in rows:
+        counts = row.prompt_tokens, row.saved_tokens
+        speeds = row.plain_tok_s, row.cached_tok_s
+        table.add_row(
+            row.workload,
+            *(str(count) for count in counts),
+            *(f"{1e3 * seconds:.0f} ms" for seconds in (row.plain_ttft, row.cached_ttft)),
+            *(f"{speed:.0f}" for speed in speeds),
+            f"{row.gain:.3f}x",
+        )
+    return table
+
+
+def prefix(
+    context: typer.Context,
+    model: ModelOption = DEFAULT_MODEL,
+    workloads: Annotated[
+        str, typer.Option("--workloads", metavar="NAME,NAME", help="Which of them.")
+    ] = "chat,shared,children,strangers",
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds that count.")] = 3,
+    dtype: Dtype = DEFAULTS.dtype,
+    kv_dtype: KVDtype = DEFAULTS.kv_dtype,
+    max_num_batched_tokens: MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
+    kv_memory: KVMemory = None,
+    threads: Threads = None,
+    isa: Isa = DEFAULTS.isa,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list with an object for each row.")] = False,
+) -> None:
+    from millpond.cli.progress import counting_bar
+    from millpond.lab.bench_prefix import PrefixBench
+
+    names = [name.strip() for name in workloads.split(",") if name.strip()]
+    config = EngineConfig(
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_memory=kv_memory,
+        threads=threads,
+        isa=isa,
+    )
+    engine = loading.open_engine(model, config, context.ensure_object(Settings))
+    # Threads that wait for one another burn processor time; one alone does not.
+    clock = time.process_time if engine.config.threads == 1 else time.perf_counter
+    with counting_bar(len(names)) as notify:
+        rows = PrefixBench(engine, clock).run(names, rounds, notify)
+    if as_json:
+        typer.echo(json.dumps([row.as_json() for row in rows]))
+        return
+    from rich.console import Console
+
+    Console().print(as_table(rows))
