@@ -15,6 +15,7 @@ from millpond.cli import (
     bench_kernels,
     bench_overhead,
     bench_scheduler,
+    bench_serve,
     bench_speculative,
     bench_startup,
     loading,
@@ -78,6 +79,7 @@ def register(app: typer.Typer) -> None:
     bench_isas.register(group)
     bench_overhead.register(group)
     bench_scheduler.register(group)
+    bench_serve.register(group)
     bench_speculative.register(group)
     bench_startup.register(group)
     bench_batching.register(group)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from millpond.errors import ConfigError
@@ -15,21 +15,23 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 class Settings:
     """Settings of one call of the command. debug is set by the global option --debug while arguments are read.
 
-    cache_folder None means the user's own cache folder.
+    cache_folder None means the user's own cache folder. openai_api_key is what the client commands show to servers.
     """
 
     cache_folder: Path | None = None
     log_level: str = "info"
     debug: bool = False
+    openai_api_key: str | None = field(default=None, repr=False)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
-        """Read MILLPOND_CACHE (a folder) and MILLPOND_LOG_LEVEL; an empty value is no value."""
+        """Read MILLPOND_CACHE (a folder), MILLPOND_LOG_LEVEL and OPENAI_API_KEY; an empty value is no value."""
         folder = environment.get("MILLPOND_CACHE", "")
         level = environment.get("MILLPOND_LOG_LEVEL", "") or "info"
         if level.lower() not in LOG_LEVELS:
             raise ConfigError(f"MILLPOND_LOG_LEVEL must be one of {', '.join(LOG_LEVELS)}, got {level!r}")
-        return cls(_folder(folder) if folder else None, level.lower())
+        api_key = environment.get("OPENAI_API_KEY", "") or None
+        return cls(_folder(folder) if folder else None, level.lower(), openai_api_key=api_key)
 
 
 def _folder(text: str) -> Path:
