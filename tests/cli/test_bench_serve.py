@@ -83,6 +83,16 @@ def test_a_server_without_usage_has_its_pieces_counted(stand_in, capsys):
     assert "in 24 pieces of text, of 6 requests without usage as pieces of text" in bench(capsys).out
 
 
+def test_where_nothing_went_well_there_is_no_table_but_every_error(stand_in, capsys):
+    stand_in.script = dict.fromkeys(range(1, 7), refusal("503 Service Unavailable", "draining"))
+    out = bench(capsys, "--ttft-slo", "1").out
+    first, goodput, error, client = out.splitlines()
+    assert first.startswith("0 of 6 requests in ")
+    assert goodput == "goodput: 0.00 requests/s, 0.0% of all"
+    assert error.startswith("error http_503: 6; the first: ")
+    assert client.startswith("client: ")
+
+
 def test_a_client_that_is_late_or_busy_warns(stand_in, capsys):
     found = report(capsys)
     assert bench_serve.warnings(found) == []

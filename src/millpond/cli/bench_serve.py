@@ -174,11 +174,14 @@ def summary(report: Mapping[str, Any]) -> list[str]:
         f"{report['completed']} of {report['requests']} requests in {span(report['seconds'])}: "
         f"{report['requests_s']:,.2f} requests/s, {report['output_tok_s']:,.1f} output tok/s, "
         f"{report['total_tok_s']:,.1f} with prompts; at the most {client['most_in_flight']} under way",
-        f"prompts are {report['prompts']}: {prompts['counted']:,} tokens where {prompts['asked']:,} were asked for, "
-        f"{counted_by(prompts, 'what was asked for')}",
-        f"outputs: {outputs['counted']:,} tokens of at most {outputs['asked']:,}, in {outputs['pieces']:,} pieces of "
-        f"text, {counted_by(outputs, 'pieces of text')}",
     ]
+    if report["completed"]:
+        lines += [
+            f"prompts are {report['prompts']}: {prompts['counted']:,} tokens where {prompts['asked']:,} were asked for, "
+            f"{counted_by(prompts, 'what was asked for')}",
+            f"outputs: {outputs['counted']:,} tokens of at most {outputs['asked']:,}, in {outputs['pieces']:,} pieces of "
+            f"text, {counted_by(outputs, 'pieces of text')}",
+        ]
     if (found := report["goodput"]) is not None:
         lines.append(f"goodput: {found['requests_s']:,.2f} requests/s, {found['share']:.1%} of all")
     lines += [error_line(each) for each in report["errors"]]
@@ -271,7 +274,8 @@ def show(run: LoadRun, report: Mapping[str, Any], as_json: bool, save: Path | No
     else:
         from rich.console import Console
 
-        Console().print(as_table(report))
+        if report["completed"]:
+            Console().print(as_table(report))
         for line in summary(report):
             typer.echo(line)
     for line in warnings(report):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from millpond.lab.picture import new_figure, save
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NUM_BINS = 60
+MOST_BINS = 60
 LEAST_SECONDS = 1e-4  # what came together stands at the left end of the axis
 SPREAD, FAILED, FLIGHT = "steelblue", "crimson", "seagreen"
 
@@ -44,16 +45,23 @@ def draw_spread(
     if values:
         numbers = numpy.maximum(values, LEAST_SECONDS)
         low, high = float(numbers.min()), float(numbers.max())
-        axes.hist(numbers, bins=numpy.geomspace(low / 1.05, high * 1.05, NUM_BINS).tolist(), color=SPREAD, alpha=0.6)
+        num_bins = min(MOST_BINS, 8 + 2 * math.isqrt(len(values)))
+        bins = numpy.geomspace(low / 1.05, high * 1.05, num_bins + 1).tolist()
+        axes.hist(numbers, bins=bins, color=SPREAD, alpha=0.6)
         for rank in ("p50", "p99"):
             axes.axvline(max(found[rank], LEAST_SECONDS), color="black", lw=1, gid=f"{name} {rank}")
             place = (max(found[rank], LEAST_SECONDS), 1.0)
             text = f" {rank} {1e3 * found[rank]:,.4g} ms"
-            axes.annotate(text, place, xycoords=("data", "axes fraction"), rotation=90, va="top", fontsize=8)
+            shade = {"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 1}
+            axes.annotate(
+                text, place, xycoords=("data", "axes fraction"), rotation=90, va="top", fontsize=8, bbox=shade
+            )
     if bound is not None:
         axes.axvline(bound, color="black", lw=1, ls="--", gid=f"{name} SLO")
     axes.set(xscale="log", xlabel="seconds", ylabel="requests" if name == "TTFT" else "pieces of text")
     axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
+    axes.tick_params(which="both", labelsize=8)
     axes.set_title(f"{name}, {len(values):,} of them", fontsize=10, loc="left")
     axes.grid(alpha=0.25)
 
