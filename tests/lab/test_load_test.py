@@ -14,7 +14,7 @@ from millpond.lab.arrivals import Traffic
 from millpond.lab.http_client import Server
 from millpond.lab.latency import Slo
 from millpond.lab.lengths import Lengths
-from millpond.lab.load_client import LoadClient
+from millpond.lab.load_client import FAREWELL_SECONDS, LoadClient
 from millpond.lab.load_dialect import TOKEN_IDS, Dialect, find_dialect
 from millpond.lab.load_plan import LoadPlan
 from millpond.lab.load_report import figures, in_flight
@@ -229,6 +229,11 @@ def test_a_server_that_is_not_there_is_an_error_of_every_request():
 def test_a_timeout_ends_the_request_then_and_not_later():
     record = one(head(), 1.0, chunk(piece("a")), 100.0, timeout=2.5)
     assert (record.error, record.ended, list(record.pieces)) == ("timeout", 2.5, [1.0])
+
+
+def test_a_server_that_leaves_the_connection_open_after_the_last_event_is_not_waited_for():
+    record = one(head(), 1.0, chunk(piece("a", "stop") + DONE), 100.0)
+    assert (record.error, record.ended) == (None, 1.0 + FAREWELL_SECONDS)
 
 
 def test_what_failed_is_counted_by_kind_with_what_retry_after_said_and_drops_out_of_nothing_else():

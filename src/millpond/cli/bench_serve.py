@@ -177,10 +177,10 @@ def summary(report: Mapping[str, Any]) -> list[str]:
     ]
     if report["completed"]:
         lines += [
-            f"prompts are {report['prompts']}: {prompts['counted']:,} tokens where {prompts['asked']:,} were asked for, "
-            f"{counted_by(prompts, 'what was asked for')}",
-            f"outputs: {outputs['counted']:,} tokens of at most {outputs['asked']:,}, in {outputs['pieces']:,} pieces of "
-            f"text, {counted_by(outputs, 'pieces of text')}",
+            f"prompts are {report['prompts']}: {prompts['counted']:,} tokens where {prompts['asked']:,} were asked "
+            f"for, {counted_by(prompts, 'what was asked for')}",
+            f"outputs: {outputs['counted']:,} tokens of at most {outputs['asked']:,}, in {outputs['pieces']:,} pieces "
+            f"of text, {counted_by(outputs, 'pieces of text')}",
         ]
     if (found := report["goodput"]) is not None:
         lines.append(f"goodput: {found['requests_s']:,.2f} requests/s, {found['share']:.1%} of all")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -14,6 +14,8 @@ from millpond.lab.http_client import EventReader, Exchange, Server, exchange
 from millpond.lab.latency import RequestTimes
 
 DONE = b"[DONE]"
+# After its last event a stream needs a moment to end by itself; a server that forgets to is not waited for.
+FAREWELL_SECONDS = 1.0
 BAD_REASONS = ("error", "abort")
 SHOWN = 300  # characters of a server's message that are kept
 
@@ -90,9 +92,13 @@ class LoadRecord:
 
 
 class StreamedAnswer:
-    """Fills a record from the body of a stream. origin is the loop's time at the start of the load."""
+    """Fills a record from the body of a stream. origin is the loop's time at the start of the load.
+
+    on_done is called with the loop's time when the event comes that ends every stream.
+    """
 
     def __init__(self, record: LoadRecord, origin: float) -> None:
+        self.on_done: Callable[[float], None] = lambda now: None
         self._record = record
         self._origin = origin
         self._events = EventReader()
@@ -126,6 +132,7 @@ class StreamedAnswer:
         record = self._record
         if event == DONE:
             self.is_done = True
+            self.on_done(now + self._origin)
             return
         try:
             found = json.loads(event)
@@ -172,7 +179,8 @@ class LoadClient:
         answer = StreamedAnswer(record, origin)
         open_exchange: Exchange | None = None
         try:
-            async with asyncio.timeout(self.timeout):
+            async with asyncio.timeout(self.timeout) as limit:
+                answer.on_done = lambda now: limit.reschedule(now + FAREWELL_SECONDS)
                 message = self.server.message("POST", self.route, request.body)
                 open_exchange = await exchange(self.server, message, answer.feed)
                 await open_exchange.done
