@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import resource
 
 import pytest
 
@@ -214,6 +216,18 @@ def test_our_own_server_is_loaded_over_real_sockets_and_every_token_is_counted(c
     assert 0 < found["ttft_s"]["p50"] <= found["e2e_s"]["p50"] <= found["seconds"]
     assert found["goodput"]["share"] == 1.0
     assert found["client"]["cpu_share"] > 0
+
+
+def test_more_connections_than_the_first_limit_on_open_files_are_no_error(stand_in, capsys):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, bench_serve.MOST_FILES) if hard != resource.RLIM_INFINITY else bench_serve.MOST_FILES
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 40, hard))
+    try:
+        found = report(capsys, "--requests", "60", "--rate", "inf")
+        assert (found["errors"], found["client"]["most_in_flight"]) == ([], 60)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (wanted, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_the_command_runs_on_the_ordinary_event_loop():

@@ -49,6 +49,7 @@ EXAMPLES = examples(
 )
 
 LATENCIES = {"ttft_s": "TTFT", "itl_s": "ITL", "tpot_s": "time per output token", "e2e_s": "end to end"}
+MOST_FILES = 1 << 16
 RANKS = {"mean": "mean", "p50": "median", "p90": "p90", "p99": "p99"}
 
 
@@ -115,6 +116,16 @@ def server_of(context: typer.Context, url: str, api_key: str | None, headers: It
     key = api_key or context.ensure_object(Settings).openai_api_key
     authorization = {} if key is None else {"Authorization": f"Bearer {key}"}
     return Server.at(url, authorization | parse_headers(headers))
+
+
+def raise_file_limit() -> None:
+    """A connection is an open file, and the first limit on them is often 1024: take what the system allows at most."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def refuse_rate(context: typer.Context) -> None:
@@ -258,6 +269,7 @@ def serve(
     )
     if concurrency is not None:
         refuse_rate(context)
+    raise_file_limit()
     dialect, run = asyncio.run(run_against(server, workload, plan))
     arrivals: dict[str, Any] = {"rate": rate if rate < math.inf else "inf", "burstiness": burstiness}
     if trace is not None or concurrency is not None:
