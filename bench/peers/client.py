@@ -1,22 +1,18 @@
-"""A load client for streamed completions: plain asyncio sockets, since it shares the cores with what it measures.
-
-A general HTTP library costs several times as much processor time for each streamed token.
-"""
+"""A load client for completions that must all go well: one that fails ends the load."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from millpond.lab.http_client import EventReader, Server, exchange
 from millpond.lab.workload import WorkloadRequest
 
 HOST = "127.0.0.1"
-LIMIT = 1 << 22  # bytes of one line
 MOST_SECONDS = 600.0  # for a whole load
 
 
@@ -47,53 +43,6 @@ class Timeline:
         return [after - before for before, after in pairwise(self.pieces)]
 
 
-async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The parts of a chunked body."""
-    while size := int((await reader.readline()).split(b";")[0] or b"0", 16):
-        yield await reader.readexactly(size)
-        await reader.readexactly(2)
-
-
-async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    status_line = await reader.readline()
-    if not status_line:
-        raise ServerAnswer("it closed the connection without an answer")
-    headers = {}
-    while (line := await reader.readline()).strip():
-        name, _, value = line.decode("latin-1").partition(":")
-        headers[name.strip().lower()] = value.strip().lower()
-    return int(status_line.split()[1]), headers
-
-
-async def _body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
-    if headers.get("transfer-encoding") == "chunked":
-        async for chunk in _chunks(reader):
-            yield chunk
-    elif "content-length" in headers:
-        yield await reader.readexactly(int(headers["content-length"]))
-    else:
-        while data := await reader.read(1 << 16):
-            yield data
-
-
-async def events(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:
-    """The JSON objects of an answer: of each server-sent event, or the one of a plain body."""
-    status, headers = await _head(reader)
-    is_stream = headers.get("content-type", "").startswith("text/event-stream")
-    pending = b""
-    async for data in _body(reader, headers):
-        pending += data
-        if status == 200 and is_stream:
-            *lines, pending = pending.split(b"\n")
-            for line in lines:
-                if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
-                    yield json.loads(line[5:])
-    if status != 200:
-        raise ServerAnswer(f"status {status}: {pending[:300].decode(errors='replace')}")
-    if not is_stream:
-        yield json.loads(pending)
-
-
 def _take(timeline: Timeline, event: Mapping[str, Any], now: float) -> None:
     if "error" in event:
         raise ServerAnswer(str(event["error"])[:300])
@@ -101,15 +50,6 @@ def _take(timeline: Timeline, event: Mapping[str, Any], now: float) -> None:
         timeline.pieces.append(now)
     if event.get("usage"):
         timeline.tokens = event["usage"]["completion_tokens"]
-
-
-async def post(port: int, path: str, body: Mapping[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    reader, writer = await asyncio.open_connection(HOST, port, limit=LIMIT)
-    data = json.dumps(body, separators=(",", ":")).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: {HOST}:{port}\r\nContent-Type: application/json\r\n"
-    writer.write(f"{head}Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data)
-    await writer.drain()
-    return reader, writer
 
 
 def completion_body(request: WorkloadRequest, model: str, extra: Mapping[str, Any], *, stream: bool) -> dict[str, Any]:
@@ -125,17 +65,40 @@ def completion_body(request: WorkloadRequest, model: str, extra: Mapping[str, An
     return {**body, "stream": True, "stream_options": {"include_usage": True}} if stream else body
 
 
+async def _answer(server: Server, body: Mapping[str, Any], *, stream: bool) -> list[tuple[bytes, float]]:
+    """The data of each event of an answer, or the whole of a plain one, and the loop's time when it came."""
+    found: list[tuple[bytes, float]] = []
+    reader = EventReader()
+
+    def on_body(data: bytes, now: float) -> None:
+        found.extend((each, now) for each in (reader.feed(data) if stream else [data]))
+
+    message = server.message("POST", "/v1/completions", json.dumps(body, separators=(",", ":")).encode())
+    over = await exchange(server, message, on_body)
+    try:
+        await over.done
+    finally:
+        over.hang_up()
+    if not over.status:
+        raise ServerAnswer("it closed the connection without an answer")
+    if over.status != 200:
+        raise ServerAnswer(f"status {over.status}: {over.error_body[:300].decode(errors='replace')}")
+    if not over.is_whole:
+        raise ServerAnswer(f"it did not end its answer: {over.fault}")
+    if not found:
+        raise ServerAnswer("a 200 with nothing in it")
+    return found if stream else [(b"".join(data for data, _ in found), found[-1][1])]
+
+
 async def _one(
-    port: int, request: WorkloadRequest, body: Mapping[str, Any], start: float, clock: Any = time.perf_counter
+    server: Server, request: WorkloadRequest, body: Mapping[str, Any], start: float, stream: bool
 ) -> Timeline:
+    clock = asyncio.get_running_loop().time
     await asyncio.sleep(max(0.0, start + request.arrival - clock()))
     timeline = Timeline(request.arrival)
-    reader, writer = await post(port, "/v1/completions", body)
-    try:
-        async for event in events(reader):
-            _take(timeline, event, clock() - start)
-    finally:
-        writer.close()
+    for event, now in await _answer(server, body, stream=stream):
+        if event != b"[DONE]":
+            _take(timeline, json.loads(event), now - start)
     if timeline.tokens != request.max_tokens:
         raise ServerAnswer(f"{timeline.tokens} tokens came where {request.max_tokens} were asked for")
     if not timeline.pieces:
@@ -166,16 +129,18 @@ def load(
 ) -> LoadResult:
     """Send every request when it is due, and wait for all. Raises ServerAnswer or OSError (TimeoutError too) for the
     first that fails."""
+    server = Server(HOST, port)
     bodies = [completion_body(request, model, extra, stream=stream) for request in requests]
 
     async def all_of_them() -> LoadResult:
-        start = time.perf_counter() + 0.01
+        clock = asyncio.get_running_loop().time
+        start = clock() + 0.01
         async with asyncio.timeout(MOST_SECONDS), asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(_one(port, request, body, start))
+                group.create_task(_one(server, request, body, start, stream))
                 for request, body in zip(requests, bodies, strict=True)
             ]
-        return LoadResult(time.perf_counter() - start, tuple(task.result() for task in tasks))
+        return LoadResult(clock() - start, tuple(task.result() for task in tasks))
 
     try:
         return asyncio.run(all_of_them())

@@ -117,6 +117,8 @@ def test_the_body_asks_for_exactly_so_many_greedy_tokens_and_passes_on_what_the_
         (chunked(piece("a"), frame({"error": {"message": "it broke"}})), "it broke"),
         (chunked(piece("a"), usage(2)), "2 tokens came where 3"),
         (b"", "without an answer"),
+        (chunked(piece("a"), usage(3))[:-9], "did not end its answer"),
+        (chunked(), "nothing in it"),
     ],
 )
 def test_anything_but_the_whole_completion_is_an_error_that_says_so(answer, says):

@@ -19,6 +19,13 @@ def test_the_environment_sets_the_cache_folder_and_the_log_level():
     assert settings.log_level == "debug"
 
 
+def test_the_environment_has_the_key_for_servers_and_it_is_not_shown():
+    settings = Settings.from_environment({"OPENAI_API_KEY": "sk-1"})
+    assert settings.openai_api_key == "sk-1"
+    assert "sk-1" not in repr(settings)
+    assert Settings.from_environment({"OPENAI_API_KEY": ""}).openai_api_key is None
+
+
 def test_an_unknown_log_level_is_refused_with_the_levels_there_are():
     with pytest.raises(ConfigError, match="MILLPOND_LOG_LEVEL must be one of debug, info, warning, error, got 'loud'"):
         Settings.from_environment({"MILLPOND_LOG_LEVEL": "loud"})

@@ -146,7 +146,7 @@ def test_scores_have_the_same_bits_in_a_crowd_in_chunks_preempted_and_with_guess
 
 def test_a_prompt_that_is_preempted_halfway_is_scored_once(path, alone):
     """Its chunks are small and the pool is full, so that it starts over; every position comes once."""
-    llm = llm_over(path, num_blocks=10, max_num_batched_tokens=7, max_num_seqs=3)
+    llm = llm_over(path, num_blocks=10, max_num_batched_tokens=7, max_num_seqs=3, prefix_cache=False)
     num_scored = []
     score = llm.engine.runner.sampler.scorer.score
     llm.engine.runner.sampler.scorer.score = lambda *arguments: num_scored.append(1) or score(*arguments)

@@ -17,6 +17,7 @@ from millpond.cli import (
     bench_pace,
     bench_prefix,
     bench_scheduler,
+    bench_serve,
     bench_speculative,
     bench_startup,
     loading,
@@ -82,6 +83,7 @@ def register(app: typer.Typer) -> None:
     bench_pace.register(group)
     bench_prefix.register(group)
     bench_scheduler.register(group)
+    bench_serve.register(group)
     bench_speculative.register(group)
     bench_startup.register(group)
     bench_batching.register(group)

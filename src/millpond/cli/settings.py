@@ -14,17 +14,20 @@ from millpond.errors import ConfigError
 class Settings:
     """Settings of one call of the command. debug is set by the global option --debug while arguments are read.
 
-    cache_folder None means the user's own cache folder. api_keys None means that the environment has no say.
+    cache_folder None means the user's own cache folder. api_keys are those that a server of ours wants, None means that
+    the environment has no say; openai_api_key is what the client commands show to servers.
     """
 
     cache_folder: Path | None = None
     log_level: str = "info"
     debug: bool = False
     api_keys: tuple[str, ...] | None = field(default=None, repr=False)
+    openai_api_key: str | None = field(default=None, repr=False)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
-        """Read MILLPOND_CACHE (a folder), MILLPOND_LOG_LEVEL and MILLPOND_API_KEYS; an empty value is no value."""
+        """Read MILLPOND_CACHE (a folder), MILLPOND_LOG_LEVEL, MILLPOND_API_KEYS and OPENAI_API_KEY; an empty value is
+        no value."""
         folder = environment.get("MILLPOND_CACHE", "")
         level = environment.get("MILLPOND_LOG_LEVEL", "") or "info"
         if level.lower() not in LOG_LEVELS:
@@ -34,6 +37,7 @@ class Settings:
             _folder(folder) if folder else None,
             level.lower(),
             api_keys=tuple(key.strip() for key in keys.split(",")) if keys else None,
+            openai_api_key=environment.get("OPENAI_API_KEY", "") or None,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -123,11 +123,17 @@ def drawn_workload(
     ).requests()
 
 
-def traced_workload(context: typer.Context, path: Path) -> Sequence[WorkloadRequest]:
-    """The trace's. Raises BadParameter beside an option that describes another one."""
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether a parameter stands on the command line, be it with the value that it has by default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def traced_workload(context: typer.Context, path: Path, but: Collection[str] = ()) -> Sequence[WorkloadRequest]:
+    """The trace's. Raises BadParameter beside an option that describes another one, but for those that do more."""
     from millpond.lab.trace import read_trace
 
-    given = [name for name in DRAWN if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"]
+    given = [name for name in DRAWN if name not in but and is_given(context, name)]
     if given:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise typer.BadParameter(f"a trace brings its own requests: leave out {names}", param_hint="'--trace'")
