@@ -6,6 +6,7 @@ import json
 import resource
 import selectors
 import socket
+import threading
 import time
 
 import httpx
@@ -25,12 +26,17 @@ ROOMY = {"num_blocks": 9000, "max_model_len": 10_000, "audit": False}
 
 
 class OneLetterRunner:
-    """The same letter for everybody, at once: what a slow reader is sent should not be slow itself."""
+    """The same letter for everybody, as fast as the event loop hands letters out: a step that ran ahead of it would
+    leave every reader behind."""
 
-    num_steps = 0
+    def __init__(self, engine):
+        self.engine, self.num_steps = engine, 0
 
     def execute(self, output):
         self.num_steps += 1
+        async_engine, turn = self.engine.observer.__self__, threading.Event()
+        async_engine._loop.call_soon_threadsafe(turn.set)
+        assert turn.wait(BOUND_SECONDS), "the event loop has no turn left"
         return StepResult(tuple(SampledTokens(each.request_id, (LETTERS[0],)) for each in output.scheduled))
 
 
@@ -60,6 +66,7 @@ def wait_for(condition):
     bound = time.monotonic() + BOUND_SECONDS
     while not condition():
         assert time.monotonic() < bound, "it did not come to that"
+        time.sleep(0.002)  # a thread that only looks would keep the interpreter from those of the server
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -120,7 +127,7 @@ def test_a_client_that_leaves_the_queue_never_runs(stream):
 
 def test_a_client_that_does_not_read_is_ended_at_a_bound_while_its_neighbour_has_every_token(caplog):
     engine = make_engine(num_blocks=40_000, max_model_len=150_000, audit=False)
-    engine.runner = OneLetterRunner()
+    engine.runner = OneLetterRunner(engine)
     load = LoadLimits(max_unread_outputs=100)
     with listening(engine, load=load) as server:
         connection = socket.socket()
