@@ -93,6 +93,18 @@ def chunks_of(response):
     return [json.loads(chunk) for chunk in chunks]
 
 
+def named_events_of(response):
+    """The objects of a stream whose events are named by their types, and which has no other end."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.text.endswith("\n\n")
+    payloads = []
+    for block in response.text.split("\n\n")[:-1]:
+        name, data = block.split("\n")
+        payloads.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {payloads[-1]['type']}"
+    return payloads
+
+
 class HandDriven:
     """One POST to an ASGI application whose client the test holds: what it was sent, and when it hangs up."""
 

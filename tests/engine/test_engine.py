@@ -180,6 +180,15 @@ def test_what_is_held_back_is_given_out_before_an_error():
     assert text_of(drive(engine)["a"]) == "ab"
 
 
+def test_the_last_output_alone_names_the_stop_string_that_ended_the_answer():
+    engine = make_engine(script=dict.fromkeys("ab", ids("abcd")))
+    engine.add_request("a", ids("hi"), SamplingParams(max_tokens=9, stop=("x", "bc")))
+    engine.add_request("b", ids("hi"), SamplingParams(max_tokens=4, stop=("x",)))
+    outputs = drive(engine)
+    assert [output.stop_string for output in outputs["a"]] == [None, None, "bc"]
+    assert {output.stop_string for output in outputs["b"]} == {None}
+
+
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_an_abort_gives_everything_back_and_says_no_more(steps):
     engine = make_engine(max_num_batched_tokens=4)

@@ -34,6 +34,12 @@ def test_the_header_of_anthropics_clients_opens_too():
     assert get("/v1/models", {"x-api-key": "other"}).status_code == 401
 
 
+def test_a_401_under_anthropics_path_has_the_shape_of_its_clients():
+    response = get("/v1/messages", {"x-api-key": "other"}, "POST", body={})
+    assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
+    assert (response.json()["type"], response.json()["error"]["type"]) == ("error", "authentication_error")
+
+
 @pytest.mark.parametrize(
     "headers",
     [

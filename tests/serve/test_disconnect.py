@@ -14,6 +14,10 @@ CHAT = (
     "/v1/chat/completions",
     {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50, "ignore_eos": True},
 )
+# These two take no ignore_eos, but the scripted runner only ever says letters.
+MESSAGES = ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50})
+RESPONSES = ("/v1/responses", {"input": "hi", "max_output_tokens": 50})
+NAMES = {COMPLETION[0]: "cmpl-0-0", CHAT[0]: "chatcmpl-0", MESSAGES[0]: "msg_0", RESPONSES[0]: "resp_0"}
 
 
 def with_app(test, **settings):
@@ -41,7 +45,7 @@ async def settle(app, runner):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("path", "body"), [COMPLETION, CHAT])
+@pytest.mark.parametrize(("path", "body"), [COMPLETION, CHAT, MESSAGES, RESPONSES])
 def test_a_client_that_hangs_up_is_aborted_within_a_step(path, body, stream):
     async def test(app, async_engine, runner):
         client = HandDriven(app, path, {**body, "stream": stream})
@@ -52,8 +56,7 @@ def test_a_client_that_hangs_up_is_aborted_within_a_step(path, body, stream):
         await settle(app, runner)
 
     engine = with_app(test)
-    name = "cmpl-0-0" if path == COMPLETION[0] else "chatcmpl-0"
-    assert steps_of(engine.runner.inner, name) == 3
+    assert steps_of(engine.runner.inner, NAMES[path]) == 3
     assert engine.scheduler.pool.num_free == 64
 
 

@@ -10,11 +10,15 @@ import pytest
 from millpond.config import LoadLimits
 from millpond.serve.sse import EventStream
 from tiny_engine import FakeClock, GatedRunner, ids, make_engine, run, steps_of, tokenizer_with
-from tiny_server import HandDriven, app_over, ask, events_of, started
+from tiny_server import HandDriven, app_over, ask, events_of, named_events_of, started
 
 PATH = "/v1/completions"
 BODY = {"prompt": "hi", "max_tokens": 3, "ignore_eos": True}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "ignore_eos": True}
+OTHER_SHAPES = [
+    ("/v1/messages", {"messages": CHAT["messages"], "max_tokens": 50}),
+    ("/v1/responses", {"input": "hi", "max_output_tokens": 50}),
+]
 
 
 def with_gate(test, *, load=None, clock=None, **settings):
@@ -91,7 +95,9 @@ def test_retry_after_follows_the_speed_at_which_answers_finish():
     with_gate(test, max_num_seqs=1, load=LoadLimits(max_waiting_requests=1), clock=clock)
 
 
-@pytest.mark.parametrize(("path", "body"), [(PATH, {**BODY, "prompt": "a" * 40}), ("/v1/chat/completions", CHAT)])
+@pytest.mark.parametrize(
+    ("path", "body"), [(PATH, {**BODY, "prompt": "a" * 40}), ("/v1/chat/completions", CHAT), *OTHER_SHAPES]
+)
 def test_a_full_queue_of_prompt_tokens_refuses_before_any_text_is_rendered_or_tokenized(path, body, monkeypatch):
     async def test(client, async_engine, runner):
         running = asyncio.create_task(client.post(PATH, json=BODY))
@@ -103,7 +109,8 @@ def test_a_full_queue_of_prompt_tokens_refuses_before_any_text_is_rendered_or_to
         monkeypatch.setattr(type(async_engine._engine.chat_template), "render", lambda *a, **b: pytest.fail("rendered"))
         response = await client.post(path, json=body)
         assert response.status_code == 429, response.text
-        assert response.json()["error"]["type"] == "tokens"
+        assert int(response.headers["retry-after"]) >= 1
+        assert response.json()["error"]["type"] == ("rate_limit_error" if path == "/v1/messages" else "tokens")
         assert "20 tokens wait, of at most 20" in response.json()["error"]["message"]
         runner.open_for_good()
         assert (await running).status_code == (await waiting).status_code == 200
@@ -211,6 +218,29 @@ def test_a_request_that_waits_too_long_is_a_504_or_an_error_event(stream):
     assert steps_of(engine.runner.inner, "cmpl-1-0") == 0
 
 
+@pytest.mark.parametrize(("path", "body"), OTHER_SHAPES)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_whose_time_is_over_says_so_in_every_shape(path, body, stream):
+    clock = FakeClock()
+
+    async def test(client, async_engine, runner):
+        task = asyncio.create_task(client.post(path, json={**body, "timeout": 7, "stream": stream}))
+        runner.let_through(1)
+        await runner.wait_until_entered(2)
+        clock.now += 7.5
+        async_engine.end_overdue()
+        response = await task
+        assert response.status_code == (200 if stream else 504)
+        last = named_events_of(response)[-1] if stream else response.json()
+        error = last["response"]["error"] if last.get("type") == "response.failed" else last["error"]
+        assert "longer than its limit of 7 s" in error["message"]
+        if path == "/v1/messages":
+            assert error["type"] == "timeout_error"
+
+    engine = with_gate(test, clock=clock)
+    assert len(engine.runner.inner.outputs) == 2
+
+
 @pytest.mark.parametrize("timeout", [0, -1, "5", True, 61])
 @pytest.mark.parametrize(("path", "body"), [(PATH, BODY), ("/v1/chat/completions", CHAT)])
 def test_a_timeout_that_cannot_be_is_a_400_that_names_it(path, body, timeout):
@@ -249,10 +279,11 @@ def test_health_says_what_the_engine_died_of(caplog):
     assert "the engine has died: SystemExit" in response.json()["reason"]
 
 
-def test_a_stream_that_never_begins_leaves_no_place_taken():
+@pytest.mark.parametrize(("path", "body"), [(PATH, BODY), ("/v1/chat/completions", CHAT), *OTHER_SHAPES])
+def test_a_stream_that_never_begins_leaves_no_place_taken(path, body):
     async def test(client, async_engine, runner):
         app = app_over(async_engine._engine, async_engine, new_id=lambda: "driven")
-        driven = HandDriven(app, PATH, {**BODY, "stream": True})
+        driven = HandDriven(app, path, {**body, "stream": True})
         await until(lambda: async_engine.num_unfinished == 1)
         driven.task.cancel()
         await asyncio.wait([driven.task])

@@ -65,4 +65,5 @@ def test_health_counts_the_steps():
 
 def test_the_interface_description_names_every_route():
     paths = ask(make_engine(), "/openapi.json").json()["paths"]
+    assert {"/v1/messages", "/v1/messages/count_tokens", "/v1/responses"} <= paths.keys()
     assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/version"} <= paths.keys()

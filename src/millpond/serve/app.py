@@ -22,9 +22,11 @@ from millpond.serve.disconnect import ClientGone
 from millpond.serve.drain import Drain, DrainGate
 from millpond.serve.errors import install_error_handlers
 from millpond.serve.intake import Intake
+from millpond.serve.messages import messages_router
 from millpond.serve.meta import meta_router
 from millpond.serve.metrics import EngineCollector, metrics_router
 from millpond.serve.request_log import CLIENT_CLOSED_REQUEST, REQUEST_ID, RequestLog
+from millpond.serve.responses_api import responses_router
 from millpond.serve.tokens import tokens_router
 from millpond.text.chat import ChatTemplate
 from millpond.text.tokenizer import Tokenizer
@@ -69,9 +71,10 @@ def create_app(
     responses: Counter[tuple[str, int]] = Counter()
     _add_middleware(app, config, drain, new_id, responses)
     collector = EngineCollector(async_engine.metrics, context.model_names[0], responses)
-    meta = meta_router(context), metrics_router(collector)
-    for router in (*meta, completions_router(context), chat_router(context), tokens_router(context)):
-        app.include_router(router)
+    app.include_router(metrics_router(collector))
+    makers = (meta_router, completions_router, chat_router, messages_router, responses_router, tokens_router)
+    for make_router in makers:
+        app.include_router(make_router(context))
     return app
 
 

@@ -6,10 +6,9 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from millpond.serve.errors import error_body
+from millpond.serve.errors import error_body, error_response
 
 # What load balancers and supervisors look at, who have no key.
 OPEN_PATHS = ("/health", "/ready")
@@ -32,7 +31,8 @@ class ApiKeys:
                 "invalid_request_error",
                 code="invalid_api_key",
             )
-            await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+            response = error_response(scope["path"], 401, body, {"WWW-Authenticate": "Bearer"})
+            await response(scope, receive, send)
             return
         await self.app(scope, receive, send)
 

@@ -1,4 +1,6 @@
-"""Every error in the one shape that OpenAI clients read: {"error": {"message", "type", "param", "code"}}."""
+"""Every error in the shape that the path's clients read: OpenAI's, {"error": {"message", "type", "param", "code"}},
+and under /v1/messages Anthropic's, {"type": "error", "error": {"type", "message"}}.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,17 @@ INTERNAL_MESSAGE = "internal error; the server's log has the details"
 REQUEST_ID_HEADER = "X-Request-Id"
 # A message may quote what was sent, and that may be a whole body.
 MAX_MESSAGE_CHARACTERS = 1000
+
+ANTHROPIC_PATH = "/v1/messages"
+# What Anthropic's clients call a status; any other is an invalid_request_error, or from 500 on an api_error.
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+}
 
 
 def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -61,10 +74,27 @@ def describe(error: BaseException) -> tuple[int, dict[str, Any]]:
     return 500, error_body(INTERNAL_MESSAGE + where, "server_error")
 
 
-def error_response(error: BaseException) -> JSONResponse:
-    status, body = describe(error)
+def anthropic_body(status: int, body: Mapping[str, Any]) -> dict[str, Any]:
+    """What error_body gives in Anthropic's shape, whose message has to name the field."""
+    error = body["error"]
+    message, param = error["message"], error["param"]
+    kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    text = message if param is None or param in message else f"{param}: {message}"
+    return {"type": "error", "error": {"type": kind, "message": text}}
+
+
+def error_response(
+    path: str, status: int, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """The answer that says what error_body gave, in the shape of the path that was asked."""
+    is_anthropic = path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/")
+    return JSONResponse(anthropic_body(status, body) if is_anthropic else body, status, headers)
+
+
+def failure_response(path: str, error: BaseException) -> JSONResponse:
+    """The answer to a request that an error ended before the status line."""
     headers = {"Retry-After": str(error.retry_after)} if isinstance(error, OverloadedError) else None
-    return JSONResponse(body, status, headers)
+    return error_response(path, *describe(error), headers)
 
 
 def field_path(location: Sequence[int | str]) -> str | None:
@@ -108,19 +138,19 @@ def install_error_handlers(app: FastAPI) -> None:
     """Give every way in which a request can fail the one error shape."""
 
     async def on_millpond_error(request: Request, error: Exception) -> JSONResponse:
-        return error_response(error)
+        return failure_response(request.url.path, error)
 
     async def on_validation_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return JSONResponse(validation_body(error.errors()), 400)
+        return error_response(request.url.path, 400, validation_body(error.errors()))
 
     async def on_http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return JSONResponse(_http_body(request, error), error.status_code, headers=error.headers)
+        return error_response(request.url.path, error.status_code, _http_body(request, error), error.headers)
 
     async def on_unexpected_error(request: Request, error: Exception) -> JSONResponse:
         logger.error("%s %s failed", request.method, shown_path(request.url.path), exc_info=error)
-        response = error_response(error)
+        response = failure_response(request.url.path, error)
         # This one is sent from outside of everything that puts the header on the others.
         if request_id := current_request_id():
             response.headers[REQUEST_ID_HEADER] = request_id

@@ -11,6 +11,17 @@ from millpond.serve.context import ServeContext
 from millpond.serve.responses import model_card
 from millpond.version import __version__
 
+WORTH_A_TRY = (
+    "/v1/models",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/metrics",
+    "/health",
+    "/version",
+)
+
 
 def meta_router(context: ServeContext) -> APIRouter:
     router = APIRouter()
@@ -24,7 +35,7 @@ def meta_router(context: ServeContext) -> APIRouter:
             "millpond": __version__,
             "what": "an OpenAI-compatible language model server",
             "models": list(context.model_names),
-            "try": ["/v1/models", "/v1/completions", "/v1/chat/completions", "/metrics", "/health", "/version"],
+            "try": list(WORTH_A_TRY),
             "docs": "/docs",
         }
 

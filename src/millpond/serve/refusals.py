@@ -77,6 +77,56 @@ STREAM_OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "include_obfuscation": (False,),
 }
 
+# What /v1/messages knows, with its token counts; and the fields that only a call for an answer has.
+ANTHROPIC: Mapping[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ({"type": "none"},),
+    "thinking": ({"type": "disabled"},),
+    "mcp_servers": ([],),
+    "context_management": (),
+    "output_config": ({},),
+    "output_format": (),
+    "speed": ("standard",),
+}
+
+ANTHROPIC_MESSAGES: Mapping[str, tuple[Any, ...]] = {
+    "container": (),
+    "diagnostics": (),
+    "inference_geo": (),
+    "service_tier": ("auto", "standard_only"),
+}
+
+TEXT_BLOCK: Mapping[str, tuple[Any, ...]] = {"citations": ([],)}
+TOOL_USE_BLOCK: Mapping[str, tuple[Any, ...]] = {"caller": ({"type": "direct"},), "toolset_name": ()}
+TOOL_RESULT_BLOCK: Mapping[str, tuple[Any, ...]] = {"is_error": (False,), "toolset_name": ()}
+
+RESPONSES: Mapping[str, tuple[Any, ...]] = {
+    "previous_response_id": (),
+    "conversation": (),
+    "store": (False,),
+    "background": (False,),
+    "background_options": (),
+    "include": ([],),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "max_tool_calls": (),
+    "reasoning": ({}, {"effort": "none"}),
+    "prompt": (),
+    "truncation": ("disabled",),
+    "top_logprobs": (0,),
+    "stream_options": ({}, {"include_obfuscation": False}),
+    "service_tier": ("auto", "default"),
+    "context_management": ([],),
+    "moderation": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": ("in_memory", "24h"),
+}
+
+RESPONSES_TEXT: Mapping[str, tuple[Any, ...]] = {"format": ({"type": "text"},), "verbosity": ("medium",)}
+RESPONSES_PART: Mapping[str, tuple[Any, ...]] = {"annotations": ([],), "logprobs": ([],)}
+RESPONSES_MESSAGE: Mapping[str, tuple[Any, ...]] = {"phase": ()}
+
 
 def keep_supported(
     body: Mapping[str, Any], supported: Collection[str], refused: Mapping[str, tuple[Any, ...]], prefix: str = ""

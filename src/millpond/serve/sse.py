@@ -1,4 +1,4 @@
-"""Server-sent events: `data: {...}`, an empty line, and `data: [DONE]` after the last."""
+"""Server-sent events: `data: {...}` and an empty line. OpenAI's older shapes end with `data: [DONE]`."""
 
 from __future__ import annotations
 
@@ -26,37 +26,58 @@ def data_event(payload: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(payload, separators=(",", ":")).encode() + b"\n\n"
 
 
+def named_event(payload: Mapping[str, Any]) -> bytes:
+    """The same, named by the payload's type as Anthropic's clients and those of OpenAI's responses read it."""
+    return b"event: %b\n%b" % (payload["type"].encode(), data_event(payload))
+
+
+def error_event(error: Exception) -> bytes:
+    return data_event(describe(error)[1])
+
+
 class EventTemplate:
-    """The events of payloads that differ in one text alone: data_event(payload(text)), for a fifth of the time.
+    """The events of payloads that differ in one text alone: encode(payload(text)), for a fifth of the time.
 
     Nothing that the payload puts behind the text may be a caller's own.
     """
 
     __slots__ = ("_after", "_before")
 
-    def __init__(self, payload: Callable[[str], Mapping[str, Any]]) -> None:
+    def __init__(
+        self, payload: Callable[[str], Mapping[str, Any]], encode: Callable[[Mapping[str, Any]], bytes] = data_event
+    ) -> None:
         mark = "\0text\0"
-        self._before, _, self._after = data_event(payload(mark)).rpartition(json.dumps(mark).encode())
+        self._before, _, self._after = encode(payload(mark)).rpartition(json.dumps(mark).encode())
 
     def __call__(self, text: str) -> bytes:
         return b"%b%b%b" % (self._before, encode_basestring_ascii(text).encode(), self._after)
 
 
 class EventStream(Response):
-    """A 200 whose events are still to come. Once it has begun, a failure is an event with an `error` object.
+    """A 200 whose events are still to come, and last the ending. Once it has begun, a failure is the event that
+    `failure` makes of it, and the end.
 
     The generator is closed when the client hangs up; release is called at the end in any case, even before a beginning.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes], release: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes],
+        release: Callable[[], None],
+        *,
+        ending: bytes = DONE,
+        failure: Callable[[Exception], bytes] = error_event,
+    ) -> None:
         # No super().__init__: it would count the length of a body that does not exist yet.
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._events = events
         self.release = release
+        self._ending = ending
+        self._failure = failure
 
     @staticmethod
     def release_unsent(response: Response) -> None:
@@ -86,5 +107,5 @@ class EventStream(Response):
         except Exception as error:
             if not isinstance(error, MillpondError):
                 logger.exception("a stream failed")
-            return data_event(describe(error)[1])
-        return DONE
+            return self._failure(error)
+        return self._ending
