@@ -21,6 +21,7 @@ from millpond.serve.run import Running, serve
 from tiny_engine import BOUND_SECONDS, run
 
 NOW = 1_700_000_000
+NOTHING_FOUND = {"prompt_tokens_details": {"cached_tokens": 0}}
 
 
 def with_server_config(settings):

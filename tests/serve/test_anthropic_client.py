@@ -37,18 +37,22 @@ def ask_client(client, **fields):
     return client.messages.create(**{"model": "tiny", "max_tokens": 20, "messages": HELLO, **fields})
 
 
+def prompt_tokens(message):
+    return message.usage.input_tokens + message.usage.cache_read_input_tokens
+
+
 def test_the_client_gets_a_message(client):
     message = ask_client(client, system="brief", metadata={"user_id": "me"}, extra_body={"temperature": 0})
     assert isinstance(message.content[0], anthropic.types.TextBlock)
     assert (message.content[0].text, message.stop_reason) == ("añ😀!", "end_turn")
     again = ask_client(client, messages=[*HELLO, message.to_param(), *HELLO])
-    assert again.usage.input_tokens > message.usage.input_tokens
+    assert prompt_tokens(again) > prompt_tokens(message)
 
 
 def test_the_client_counts_what_the_message_uses(client):
     fields = {"model": "tiny", "messages": HELLO, "system": [{"type": "text", "text": "brief"}]}
     counted = client.messages.count_tokens(**fields)
-    assert counted.input_tokens == client.messages.create(max_tokens=5, **fields).usage.input_tokens
+    assert counted.input_tokens == prompt_tokens(client.messages.create(max_tokens=5, **fields))
 
 
 def test_the_clients_stream_joins_to_the_message(client):
@@ -58,7 +62,7 @@ def test_the_clients_stream_joins_to_the_message(client):
     assert pieces == ["a", "ñ", "😀"]
     assert final.content[0].text == "".join(pieces)
     assert (final.stop_reason, final.stop_sequence) == ("stop_sequence", "!")
-    assert (final.usage.input_tokens, final.usage.output_tokens) == (NUM_PROMPT_TOKENS, len(ids("añ😀!")))
+    assert (prompt_tokens(final), final.usage.output_tokens) == (NUM_PROMPT_TOKENS, len(ids("añ😀!")))
 
 
 def test_the_asynchronous_client_streams_events(url):

@@ -61,6 +61,7 @@ def test_a_chat_answer_has_the_shape_of_openai():
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": 3,
             "total_tokens": num_prompt_tokens + 3,
+            "prompt_tokens_details": {"cached_tokens": 0},
         },
     }
 

@@ -60,7 +60,12 @@ def test_each_prompt_of_a_list_has_its_choices_side_by_side():
     assert [(each["index"], each["text"]) for each in answer["choices"]] == [
         (0, "ab0"), (1, "ab1"), (2, "cde2"), (3, "cde3"),
     ]  # fmt: skip
-    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
+    assert answer["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 4,
+        "total_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
 
 
 @each_path

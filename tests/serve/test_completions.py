@@ -24,7 +24,12 @@ def test_a_completion_has_the_shape_of_openai():
         "created": NOW,
         "model": "tiny",
         "choices": [{"index": 0, "text": "abc", "logprobs": None, "finish_reason": "length"}],
-        "usage": {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5},
+        "usage": {
+            "prompt_tokens": 2,
+            "completion_tokens": 3,
+            "total_tokens": 5,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
     }
 
 
@@ -214,7 +219,18 @@ def test_usage_does_not_change_with_the_size_of_prefill_chunks():
         ]
         for budget in (4, 5, 64)
     ]
-    assert usages == [{"prompt_tokens": 8, "completion_tokens": 4, "total_tokens": 12}] * 3
+    assert (
+        usages
+        == [
+            {
+                "prompt_tokens": 8,
+                "completion_tokens": 4,
+                "total_tokens": 12,
+                "prompt_tokens_details": {"cached_tokens": 0},
+            }
+        ]
+        * 3
+    )
 
 
 def test_stream_options_without_stream_are_refused():

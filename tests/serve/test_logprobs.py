@@ -165,7 +165,12 @@ def test_prompts_of_unequal_length_are_scored_each_by_itself():
     assert [choice["logprobs"]["token_logprobs"] for choice in body["choices"]] == [
         [None, *map(logprob, prompt[1:])] for prompt in prompts
     ]
-    assert body["usage"] == {"prompt_tokens": 10, "completion_tokens": 0, "total_tokens": 10}
+    assert body["usage"] == {
+        "prompt_tokens": 10,
+        "completion_tokens": 0,
+        "total_tokens": 10,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -43,8 +43,9 @@ class Request:
     block_ids[i] holds the K/V of positions i * block_size to (i + 1) * block_size - 1.
     draft_token_ids are guesses of the tokens to come, there while the step that tries them is in flight.
     reads_prefix_cache False computes every position, whatever could be found. num_cached_tokens were found when it was
-    admitted last; block_keys are the prefix cache's keys of its full blocks, as far as they were asked for; its next
-    block becomes findable once publish_at tokens are computed.
+    admitted last, num_hit_tokens, all of its prompt, when it was admitted first; block_keys are the prefix cache's keys
+    of its full blocks, as far as they were asked for; its next block becomes findable once publish_at tokens are
+    computed.
     """
 
     request_id: str
@@ -67,6 +68,7 @@ class Request:
     mask: TokenMask | None = None
     reads_prefix_cache: bool = True
     num_cached_tokens: int = 0
+    num_hit_tokens: int = 0
     block_keys: list[int] = field(default_factory=list)
     publish_at: int = NEVER
 

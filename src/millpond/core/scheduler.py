@@ -376,6 +376,7 @@ class Scheduler:
         elif request.reads_prefix_cache:
             self.counters.queried_tokens += request.num_tokens
             self.counters.hit_tokens += request.num_cached_tokens
+            request.num_hit_tokens = request.num_cached_tokens
 
     def _plan_all(self, left: int | None) -> tuple[tuple[ScheduledRequest, Request], ...]:
         """Hand out the budget, oldest first. All but the youngest lack less than it (see _admit)."""

@@ -67,8 +67,16 @@ class Answer:
 
     def output(self, token_ids: tuple[int, ...], text: str) -> RequestOutput:
         request = self.request
-        num_tokens = len(request.prompt_token_ids), len(request.output_token_ids)
-        plain = RequestOutput(request.request_id, token_ids, text, request.finish_reason, *num_tokens, request.error)
+        plain = RequestOutput(
+            request.request_id,
+            token_ids,
+            text,
+            request.finish_reason,
+            len(request.prompt_token_ids),
+            len(request.output_token_ids),
+            request.error,
+            num_cached_tokens=request.num_hit_tokens,
+        )
         if self._stops is not None and self._stops.stopped:
             plain = plain._replace(stop_string=self._stops.matched)
         return self._scored(plain) if self._is_scored else plain

@@ -15,7 +15,8 @@ class RequestOutput(NamedTuple):
     num_output_tokens counts every generated token so far, with an end token whose text is not shown.
     error is set with finish_reason `error`, and only then. scores are those of new_token_ids where the request asks for
     logprobs; prompt_scores, those of all the prompt's tokens but the first, come with the first new token.
-    stop_string is the one that ended the answer, where one did.
+    stop_string is the one that ended the answer, where one did. num_cached_tokens of the prompt were found in the
+    prefix cache.
     """
 
     request_id: str
@@ -28,3 +29,4 @@ class RequestOutput(NamedTuple):
     scores: tuple[TokenScore, ...] = ()
     prompt_scores: tuple[TokenScore, ...] | None = None
     stop_string: str | None = None
+    num_cached_tokens: int = 0

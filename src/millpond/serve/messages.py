@@ -50,15 +50,15 @@ async def _answer(context: ServeContext, body: MessagesRequest) -> Response:
         return EventStream(_events(context, model, call), release, ending=b"", failure=_failure)
     (request,) = call.requests
     text, last = await whole_answer(context, call)
-    usage = _usage(len(request.prompt_token_ids), last.num_output_tokens)
-    return JSONResponse(_message(model, request, [_text_block(text)], usage, _end(last)))
+    return JSONResponse(_message(model, request, [_text_block(text)], _usage(last), _end(last)))
 
 
 async def _events(context: ServeContext, model: str, call: Call) -> AsyncGenerator[bytes]:
-    """The message begins before its first token is there, and has one block of text, which may stay empty."""
+    """The message begins before its first token is there, and has one block of text, which may stay empty. What of the
+    prompt was found in the prefix cache is known in the end."""
     (request,) = call.requests
-    num_prompt_tokens = len(request.prompt_token_ids)
-    begun = _message(model, request, [], _usage(num_prompt_tokens, 0), {"stop_reason": None, "stop_sequence": None})
+    usage = _counts(len(request.prompt_token_ids), 0, 0)
+    begun = _message(model, request, [], usage, {"stop_reason": None, "stop_sequence": None})
     yield named_event({"type": "message_start", "message": begun})
     yield named_event({"type": "content_block_start", "index": 0, "content_block": _text_block("")})
     text_event = EventTemplate(_text_delta, named_event)
@@ -67,8 +67,7 @@ async def _events(context: ServeContext, model: str, call: Call) -> AsyncGenerat
             if output.text:
                 yield text_event(output.text)
     yield named_event({"type": "content_block_stop", "index": 0})
-    usage = _usage(num_prompt_tokens, output.num_output_tokens)
-    yield named_event({"type": "message_delta", "delta": _end(output), "usage": usage})
+    yield named_event({"type": "message_delta", "delta": _end(output), "usage": _usage(output)})
     yield named_event({"type": "message_stop"})
 
 
@@ -106,10 +105,15 @@ def _end(last: RequestOutput) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": None}
 
 
-def _usage(num_prompt_tokens: int, num_output_tokens: int) -> dict[str, int]:
+def _usage(last: RequestOutput) -> dict[str, int]:
+    return _counts(last.num_prompt_tokens, last.num_cached_tokens, last.num_output_tokens)
+
+
+def _counts(num_prompt_tokens: int, num_cached_tokens: int, num_output_tokens: int) -> dict[str, int]:
+    """In Anthropic's shape input_tokens are those of the prompt that were not found in a cache."""
     return {
-        "input_tokens": num_prompt_tokens,
+        "input_tokens": num_prompt_tokens - num_cached_tokens,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
+        "cache_read_input_tokens": num_cached_tokens,
         "output_tokens": num_output_tokens,
     }

@@ -36,17 +36,26 @@ class Tally:
 
     n: int = 1
     _prompt: dict[int, int] = field(default_factory=dict)
+    _cached: dict[int, int] = field(default_factory=dict)
     _completion: dict[int, int] = field(default_factory=dict)
 
     def note(self, index: int, output: RequestOutput) -> None:
         """The choice with this index has come so far."""
         if index not in self._completion:
-            self._prompt[index // self.n] = output.num_prompt_tokens
+            place, found = index // self.n, output.num_cached_tokens
+            self._prompt[place] = output.num_prompt_tokens
+            # Of choices of one prompt the others find what the first computes, which saved the caller nothing.
+            self._cached[place] = min(found, self._cached.get(place, found))
         self._completion[index] = output.num_output_tokens
 
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         prompt, completion = sum(self._prompt.values()), sum(self._completion.values())
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
+        }
 
 
 @dataclass(slots=True)

@@ -91,7 +91,7 @@ class _Shape:
     def ended(self, text: str, last: RequestOutput, now: int) -> dict[str, Any]:
         """The response that its last output completes, or leaves incomplete."""
         status = _status(last)
-        fields: dict[str, Any] = {"usage": self._usage(last.num_output_tokens)}
+        fields: dict[str, Any] = {"usage": _usage(last)}
         if status == "completed":
             fields["completed_at"] = now
         else:
@@ -104,16 +104,6 @@ class _Shape:
         described = {"code": codes.get(status, "server_error"), "message": body["error"]["message"]}
         output = [self.item("incomplete", [_part(text)])] if text else []
         return self.response("failed", output, error=described)
-
-    def _usage(self, num_output_tokens: int) -> dict[str, Any]:
-        num_prompt_tokens = len(self.request.prompt_token_ids)
-        return {
-            "input_tokens": num_prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": num_output_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": num_prompt_tokens + num_output_tokens,
-        }
 
 
 @dataclass(slots=True)
@@ -165,6 +155,16 @@ class _Stream:
         """The event with its number written behind its last field, so that a template can make all the rest."""
         number, self.num_events = self.num_events, self.num_events + 1
         return b'%b,"sequence_number":%d}\n\n' % (event.removesuffix(b"}\n\n"), number)
+
+
+def _usage(last: RequestOutput) -> dict[str, Any]:
+    return {
+        "input_tokens": last.num_prompt_tokens,
+        "input_tokens_details": {"cached_tokens": last.num_cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": last.num_output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": last.num_prompt_tokens + last.num_output_tokens,
+    }
 
 
 def _part(text: str) -> dict[str, Any]:
