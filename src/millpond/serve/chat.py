@@ -12,8 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from millpond.engine.call import Call
-from millpond.serve.context import ServeContext, with_headers
-from millpond.serve.disconnect import while_connected
+from millpond.serve.context import ServeContext, respond
 from millpond.serve.generation import choice_requests, renaming, usage_of
 from millpond.serve.intake import SCORE_CHARACTERS, off_loop
 from millpond.serve.logprobs import TokenNames, chat_logprobs, prompt_logprobs
@@ -27,9 +26,7 @@ def chat_router(context: ServeContext) -> APIRouter:
 
     @router.post("/v1/chat/completions", response_model=None)
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
-        warnings = context.warnings(body)
-        answer = _answer(context, body)
-        return with_headers(await while_connected(request.receive, answer, EventStream.release_unsent), warnings)
+        return await respond(context, body, request.receive, _answer)
 
     return router
 

@@ -14,9 +14,8 @@ from fastapi.responses import JSONResponse, Response
 from millpond.core.request import FinishReason
 from millpond.engine.call import Call, EngineRequest
 from millpond.engine.outputs import RequestOutput
-from millpond.serve.context import ServeContext, with_headers
-from millpond.serve.disconnect import while_connected
-from millpond.serve.generation import admissible, choice_requests, renaming, usage_of
+from millpond.serve.context import ServeContext, respond
+from millpond.serve.generation import choice_requests, renaming, usage_of
 from millpond.serve.intake import SCORE_CHARACTERS, off_loop, prompt_names
 from millpond.serve.logprobs import CompletionLogprobs, TokenNames, joined, prompt_logprobs
 from millpond.serve.protocol import CompletionRequest
@@ -29,9 +28,7 @@ def completions_router(context: ServeContext) -> APIRouter:
 
     @router.post("/v1/completions", response_model=None)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
-        warnings = context.warnings(body)
-        answer = _answer(context, body)
-        return with_headers(await while_connected(request.receive, answer, EventStream.release_unsent), warnings)
+        return await respond(context, body, request.receive, _answer)
 
     return router
 
@@ -95,7 +92,7 @@ async def _answer(context: ServeContext, body: CompletionRequest) -> Response:
     requests = choice_requests(envelope.id, prompts, sampling, body.timeout)
     for name, request in zip(prompt_names(len(prompts)), requests[:: sampling.n], strict=True):
         with renaming({"prompt": name}):
-            admissible(context.engine, request)
+            context.engine.limits.check(request.prompt_token_ids, request.sampling)
     echoes = await context.intake.texts(prompts, sampling.skip_special_tokens) if body.echo else [""] * len(prompts)
     echoes = [echo for echo in echoes for _ in range(sampling.n)]
     names = TokenNames(context.intake.tokenizer, sampling.skip_special_tokens)
@@ -122,7 +119,7 @@ async def _whole(context: ServeContext, envelope: Envelope, choices: _Choices, c
 
 async def _chunks(context: ServeContext, envelope: Envelope, choices: _Choices, call: Call) -> AsyncGenerator[bytes]:
     """A chunk for each output that has a text, or scores to tell, or is the last of its choice."""
-    body, tally, index_of = choices.body, choices.tally, choices.index_of
+    body, tally = choices.body, choices.tally
     shown = [CompletionLogprobs(choices.names) for _ in choices.requests]
     begun: set[int] = set()
 
@@ -138,17 +135,15 @@ async def _chunks(context: ServeContext, envelope: Envelope, choices: _Choices, 
         prompt = shown[index].prompt(ids, output.prompt_scores or (), body.logprobs)
         return joined(prompt, shown[index].output(output.scores))
 
-    is_echo_alone, is_plain = body.is_echo_alone, body.logprobs is None and not body.continuous_usage
+    is_plain = body.logprobs is None and not body.continuous_usage
     texts = [EventTemplate(partial(payload, index)) for index in range(len(shown))] if is_plain else []
     async with aclosing(context.engine.outputs(call)) as outputs:
-        async for output in outputs:
-            index, text, is_first = index_of[output.request_id], output.text, False
-            if index not in begun:
+        async for each in outputs:
+            index, output = choices.take(each)
+            text, is_first = output.text, index not in begun
+            if is_first:
                 begun.add(index)
-                is_first, text = True, choices.echoes[index] + text
-            if is_echo_alone:
-                output, text = _without_token(output), choices.echoes[index]
-            tally.note(index, output)
+                text = choices.echoes[index] + text
             reason = reason_of(output)
             if reason is None and is_plain:
                 if text:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from fastapi.responses import Response
+from starlette.types import Receive
 
 from millpond.engine.async_engine import AsyncEngine
 from millpond.errors import InvalidRequestError, ModelNotFoundError
+from millpond.serve.disconnect import while_connected
 from millpond.serve.drain import Drain
 from millpond.serve.intake import Intake
 from millpond.serve.protocol import Body
+from millpond.serve.sse import EventStream
+
+B = TypeVar("B", bound=Body)
 
 WARNING_HEADER = "X-Millpond-Warning"
 NAMED_FIELDS = 10
@@ -57,3 +63,15 @@ class ServeContext:
 def with_headers(response: Response, headers: Mapping[str, str]) -> Response:
     response.headers.update(headers)
     return response
+
+
+async def respond(
+    context: ServeContext,
+    body: B,
+    receive: Receive,
+    answer: Callable[[ServeContext, B], Coroutine[Any, Any, Response]],
+) -> Response:
+    """The answer to a body, while its client is there, with the header that names unknown fields. Raises ClientGone,
+    what answer raises, and InvalidRequestError for an unknown field where the server is strict."""
+    warnings = context.warnings(body)
+    return with_headers(await while_connected(receive, answer(context, body), EventStream.release_unsent), warnings)

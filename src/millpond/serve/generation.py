@@ -7,17 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from millpond.core.sampling import SamplingParams
-from millpond.engine.async_engine import AsyncEngine
 from millpond.engine.call import EngineRequest
 from millpond.errors import InvalidRequestError
 from millpond.serve.protocol import GenerationRequest
 from millpond.serve.responses import Tally
-
-
-def admissible(engine: AsyncEngine, request: EngineRequest) -> None:
-    """All that can be checked before the status line: a dead engine, and what the request asks for."""
-    engine.check_alive()
-    engine.limits.check(request.prompt_token_ids, request.sampling)
 
 
 @contextmanager

@@ -13,8 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from millpond.core.request import FinishReason
 from millpond.engine.call import Call, EngineRequest
 from millpond.engine.outputs import RequestOutput
-from millpond.serve.context import ServeContext, with_headers
-from millpond.serve.disconnect import while_connected
+from millpond.serve.context import ServeContext, respond, with_headers
 from millpond.serve.errors import anthropic_body, describe
 from millpond.serve.messages_protocol import CountTokensRequest, MessagesRequest
 from millpond.serve.single import outputs_of, take_chat, whole_answer
@@ -26,9 +25,7 @@ def messages_router(context: ServeContext) -> APIRouter:
 
     @router.post("/v1/messages", response_model=None)
     async def create_message(body: MessagesRequest, request: Request) -> Response:
-        warnings = context.warnings(body)
-        answer = _answer(context, body)
-        return with_headers(await while_connected(request.receive, answer, EventStream.release_unsent), warnings)
+        return await respond(context, body, request.receive, _answer)
 
     @router.post("/v1/messages/count_tokens", response_model=None)
     async def count_tokens(body: CountTokensRequest) -> Response:

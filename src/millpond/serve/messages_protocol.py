@@ -12,7 +12,7 @@ from millpond.errors import InvalidRequestError
 from millpond.serve import refusals
 from millpond.serve.protocol import Body
 from millpond.serve.reading import check_count, read_content, read_object
-from millpond.serve.single import Translation, chats_alone, shared_fields
+from millpond.serve.single import Translation, chat_content, chats_alone, shared_fields
 
 
 class Block(Body):
@@ -90,7 +90,7 @@ class CountTokensRequest(Body):
         messages: list[dict[str, Any]] = []
         places: list[str] = []
         if self.system is not None:
-            messages.append({"role": "system", "content": _texts(self.system)})
+            messages.append({"role": "system", "content": chat_content(self.system)})
             places.append("system")
         for index, message in enumerate(self.messages):
             path = f"messages[{index}].content"
@@ -155,11 +155,6 @@ def _read_results(content: Any, path: str) -> Any:
     ]
 
 
-def _texts(content: str | list[Any]) -> str | list[dict[str, str]]:
-    """Content as the chat route has it."""
-    return content if isinstance(content, str) else [{"type": "text", "text": block.text} for block in content]
-
-
 def _chat_messages(message: Message, path: str) -> Iterator[dict[str, Any]]:
     """A message without the results of tools is one of the chat route's; each of those is one of its own."""
     content = message.content
@@ -171,9 +166,9 @@ def _chat_messages(message: Message, path: str) -> Iterator[dict[str, Any]]:
     for index, block in enumerate(content):
         if isinstance(block, ToolResultBlock):
             if texts:
-                yield {"role": "user", "content": _texts(texts)}
+                yield {"role": "user", "content": chat_content(texts)}
                 texts = []
-            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _texts(block.content or "")}
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": chat_content(block.content or "")}
         elif isinstance(block, ToolUseBlock):
             function = {"name": block.name, "arguments": block.input}
             calls.append({"id": block.id, "type": "function", "function": function})
@@ -183,9 +178,9 @@ def _chat_messages(message: Message, path: str) -> Iterator[dict[str, Any]]:
         else:
             texts.append(block)
     if calls:
-        yield {"role": message.role, "content": _texts(texts) or None, "tool_calls": calls}
+        yield {"role": message.role, "content": chat_content(texts) or None, "tool_calls": calls}
     elif texts:
-        yield {"role": message.role, "content": _texts(texts)}
+        yield {"role": message.role, "content": chat_content(texts)}
 
 
 def _check_continuable(message: Mapping[str, Any], path: str) -> None:

@@ -14,8 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from millpond.core.request import FinishReason
 from millpond.engine.call import Call, EngineRequest
 from millpond.engine.outputs import RequestOutput
-from millpond.serve.context import ServeContext, with_headers
-from millpond.serve.disconnect import while_connected
+from millpond.serve.context import ServeContext, respond
 from millpond.serve.errors import describe
 from millpond.serve.responses_protocol import ResponsesRequest
 from millpond.serve.single import outputs_of, take_chat, whole_answer
@@ -27,9 +26,7 @@ def responses_router(context: ServeContext) -> APIRouter:
 
     @router.post("/v1/responses", response_model=None)
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
-        warnings = context.warnings(body)
-        answer = _answer(context, body)
-        return with_headers(await while_connected(request.receive, answer, EventStream.release_unsent), warnings)
+        return await respond(context, body, request.receive, _answer)
 
     return router
 

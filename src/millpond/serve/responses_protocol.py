@@ -11,7 +11,7 @@ from millpond.errors import InvalidRequestError
 from millpond.serve import refusals
 from millpond.serve.protocol import Body
 from millpond.serve.reading import check_count, read_content, read_object
-from millpond.serve.single import Translation, chats_alone, shared_fields
+from millpond.serve.single import Translation, chat_content, chats_alone, shared_fields
 
 MAX_METADATA = 16
 MAX_METADATA_CHARACTERS = 512
@@ -99,7 +99,7 @@ class ResponsesRequest(Body):
         places = (
             ["input"] if isinstance(self.input, str) else [f"input[{index}].content" for index in range(len(items))]
         )
-        messages = [{"role": item.role, "content": _texts(item.content)} for item in items]
+        messages = [{"role": item.role, "content": chat_content(item.content)} for item in items]
         if self.instructions is not None:
             messages.insert(0, {"role": "system", "content": self.instructions})
             places.insert(0, "instructions")
@@ -116,8 +116,3 @@ def _read_item(value: Any, path: str) -> MessageItem:
         if isinstance(role := value.get("role"), str) and role in PARTS:
             value = {**value, "content": read_content(PARTS[role], value.get("content"), f"{path}.content")}
     return read_object(MessageItem, value, path)
-
-
-def _texts(content: str | list[TextPart]) -> str | list[dict[str, str]]:
-    """Content as the chat route has it."""
-    return content if isinstance(content, str) else [{"type": "text", "text": part.text} for part in content]

@@ -55,6 +55,11 @@ class Translation:
         return text
 
 
+def chat_content(content: str | Sequence[Any]) -> str | list[dict[str, str]]:
+    """A text, or parts that have one each, as the chat route has it."""
+    return content if isinstance(content, str) else [{"type": "text", "text": part.text} for part in content]
+
+
 def chats_alone() -> dict[str, tuple[Any, ...]]:
     """What the chat route knows, but for hints that change nothing. Another shape refuses by name what it lacks of
     these, for there it would change the answer."""
