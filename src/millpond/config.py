@@ -14,6 +14,7 @@ DTYPES = ("auto", "float32")
 KV_DTYPES = ("auto", "int8")
 SPECULATIVE = ("off", "ngram")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 MOST_BATCHED_TOKENS = 1 << 20  # a step has scratch for so many rows
 
 

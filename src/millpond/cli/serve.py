@@ -11,14 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millpond.cli import loading
-from millpond.cli.load_options import (
-    LOAD_DEFAULTS,
-    MaxWaitingRequests,
-    MaxWaitingTokens,
-    QueueTimeout,
-    RequestTimeout,
-    StuckAfter,
-)
 from millpond.cli.options import (
     DEFAULT_MODEL,
     DEFAULTS,
@@ -42,6 +34,7 @@ from millpond.cli.options import (
     parse_port,
 )
 from millpond.cli.server_options import (
+    LOAD_DEFAULTS,
     SERVER_DEFAULTS,
     ApiKey,
     ApiKeyFile,
@@ -51,7 +44,12 @@ from millpond.cli.server_options import (
     LogLevel,
     LogPrompts,
     MaxBodyBytes,
+    MaxWaitingRequests,
+    MaxWaitingTokens,
     OtlpEndpoint,
+    QueueTimeout,
+    RequestTimeout,
+    StuckAfter,
     TlsCert,
     TlsKey,
     api_keys,

@@ -1,4 +1,4 @@
-"""Options of `millpond serve` that are the server's and not the engine's."""
+"""Options of `millpond serve` that are not the engine's: fields of ServerConfig, then of LoadLimits."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from millpond.cli.options import parse_memory
-from millpond.config import LOG_LEVELS, ServerConfig
+from millpond.config import LOG_FORMATS, LOG_LEVELS, LoadLimits, ServerConfig
 from millpond.errors import ConfigError
 
-LOG_FORMATS = ("text", "json")
 SERVER_DEFAULTS = ServerConfig()
+LOAD_DEFAULTS = LoadLimits()
 
 
 def parse_log_format(text: str) -> str:
@@ -98,4 +98,23 @@ OtlpEndpoint = Annotated[
         metavar="URL",
         help="Send a trace of each request there (OTLP over HTTP; takes millpond[otel]).",
     ),
+]
+MaxWaitingRequests = Annotated[
+    int,
+    typer.Option("--max-waiting-requests", help="Requests that may wait for a slot; more get a 429 with Retry-After."),
+]
+MaxWaitingTokens = Annotated[
+    int, typer.Option("--max-waiting-tokens", help="Tokens of prompts that may wait; more get the same.")
+]
+RequestTimeout = Annotated[
+    float | None,
+    typer.Option("--request-timeout", metavar="SECONDS", help="Longest that a request may take [default: no bound]"),
+]
+QueueTimeout = Annotated[
+    float | None,
+    typer.Option("--queue-timeout", metavar="SECONDS", help="Longest that it may wait to begin [default: no bound]"),
+]
+StuckAfter = Annotated[
+    float,
+    typer.Option("--stuck-after", metavar="SECONDS", help="A step that takes longer turns /health into a 503."),
 ]

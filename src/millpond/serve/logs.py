@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 
 from millpond.serve.request_log import current_request_id
 
-LOG_FORMATS = ("text", "json")
-
 
 class TextFormatter(logging.Formatter):
     def __init__(self) -> None:
