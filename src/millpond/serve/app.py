@@ -17,10 +17,10 @@ from millpond.serve.auth import ApiKeys
 from millpond.serve.body_limit import BodyLimit
 from millpond.serve.chat import chat_router
 from millpond.serve.completions import completions_router
-from millpond.serve.context import ServeContext
+from millpond.serve.context import WARNING_HEADER, ServeContext
 from millpond.serve.disconnect import ClientGone
 from millpond.serve.drain import Drain, DrainGate
-from millpond.serve.errors import install_error_handlers
+from millpond.serve.errors import REQUEST_ID_HEADER, install_error_handlers
 from millpond.serve.intake import Intake
 from millpond.serve.messages import messages_router
 from millpond.serve.meta import meta_router
@@ -92,7 +92,7 @@ def _add_middleware(
             allow_origins=config.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["X-Request-Id"],
+            expose_headers=[REQUEST_ID_HEADER, WARNING_HEADER, "Retry-After"],
         )
     app.add_middleware(RequestLog, new_id=new_id, responses=responses, log_prompts=config.log_prompts)
 
