@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from millpond.core.request import SamplingParams
+from contextlib import aclosing
+
+from millpond.core.sampling import SamplingParams
 from millpond.engine.async_engine import AsyncEngine
+from millpond.engine.call import EngineRequest
 from tiny_engine import GatedRunner, ids, make_engine, run
 
 
@@ -12,7 +15,17 @@ def sampling(max_tokens=5, **settings):
 
 
 async def collect(async_engine, request_id, prompt="hi", **settings):
-    return [output async for output in async_engine.generate(request_id, ids(prompt), sampling(**settings))]
+    return [
+        output
+        async for output in outputs_of(async_engine, EngineRequest(request_id, ids(prompt), sampling(**settings)))
+    ]
+
+
+async def outputs_of(async_engine, *requests):
+    """take() and outputs() in one: nothing is queued before the first output is asked for."""
+    async with aclosing(async_engine.outputs(async_engine.take(requests))) as outputs:
+        async for output in outputs:
+            yield output
 
 
 async def settle(async_engine):

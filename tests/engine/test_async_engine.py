@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from async_helpers import collect, gated, sampling, settle, with_started
+from async_helpers import collect, gated, outputs_of, sampling, settle, with_started
 from helpers import expected_output
 from millpond.core.request import FinishReason
 from millpond.engine.async_engine import AsyncEngine
@@ -50,7 +50,7 @@ def test_a_request_has_arrived_when_it_was_made_and_not_when_a_step_saw_it():
     async def test(async_engine):
         async_engine.metrics.on_end = ended.append
         request = EngineRequest("a", ids("hi"), sampling(2), arrived=5.0)
-        assert len([output async for output in async_engine.generate_all([request])]) == 2
+        assert len([output async for output in outputs_of(async_engine, request)]) == 2
 
     with_started(test, make_engine())
     assert [times.arrived for times in ended] == [5.0]
@@ -69,7 +69,7 @@ def test_the_loop_is_woken_once_for_each_step():
 
         loop.call_soon_threadsafe = counted
         requests = [EngineRequest(str(number), ids("hi"), sampling(6)) for number in range(4)]
-        outputs = [output async for output in async_engine.generate_all(requests)]
+        outputs = [output async for output in outputs_of(async_engine, *requests)]
         assert len(outputs) == 24
         assert len(calls) == 6
 
@@ -116,7 +116,7 @@ def test_one_bad_request_of_several_lets_none_in():
     async def test(async_engine):
         good, bad = EngineRequest("good", ids("hi"), sampling()), EngineRequest("bad", [], sampling())
         with pytest.raises(InvalidRequestError):
-            await anext(async_engine.generate_all([good, bad]))
+            await anext(outputs_of(async_engine, good, bad))
 
     with_started(test, engine)
     assert engine.runner.outputs == []
@@ -174,9 +174,9 @@ def test_closing_the_generator_aborts_and_an_unstarted_one_never_enters():
     engine, runner = gated()
 
     async def test(async_engine):
-        never = async_engine.generate("never", ids("hi"), sampling(50))
+        never = outputs_of(async_engine, EngineRequest("never", ids("hi"), sampling(50)))
         runner.let_through(1)
-        async with aclosing(async_engine.generate("a", ids("hi"), sampling(50))) as outputs:
+        async with aclosing(outputs_of(async_engine, EngineRequest("a", ids("hi"), sampling(50)))) as outputs:
             await anext(outputs)
         await never.aclose()
         runner.open_for_good()

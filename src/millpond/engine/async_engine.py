@@ -11,10 +11,8 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 
 from millpond.config import LoadLimits
-from millpond.core.sampling import SamplingParams
 from millpond.core.step import Clock, StepStats
 from millpond.engine.call import Call, EngineRequest, Item, Mailbox, Refusal
 from millpond.engine.deadlines import Deadlines
@@ -178,21 +176,6 @@ class AsyncEngine:
                         break
         finally:
             self.release(call)
-
-    def generate(
-        self, request_id: str, prompt_token_ids: Sequence[int], sampling: SamplingParams
-    ) -> AsyncGenerator[RequestOutput]:
-        """What each step gives this request, until it ends. Closing the generator aborts the request.
-
-        Raises what take() raises before the first output, and what outputs() does.
-        """
-        return self.generate_all([EngineRequest(request_id, prompt_token_ids, sampling)])
-
-    async def generate_all(self, requests: Sequence[EngineRequest]) -> AsyncGenerator[RequestOutput]:
-        """take() and outputs() in one: nothing is queued before the first output is asked for."""
-        async with aclosing(self.outputs(self.take(requests))) as outputs:
-            async for output in outputs:
-                yield output
 
     def end_overdue(self) -> None:
         """End the calls whose time is over. An alarm calls this when the next one's is."""
