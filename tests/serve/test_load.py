@@ -48,6 +48,10 @@ async def as_the_loop_turns(async_engine, runner):
         await asyncio.sleep(0)
 
 
+def turned_away(async_engine):
+    return {why: count for why, count in async_engine.metrics.turned_away.items() if count}
+
+
 async def until(condition):
     while not condition():
         await asyncio.sleep(0)
@@ -69,6 +73,7 @@ def test_beyond_the_bound_a_request_is_a_429_with_retry_after_and_below_it_is_an
             assert "7 requests wait, of at most 5 beside 2 free slots" in error["message"]
         runner.open_for_good()
         assert sorted([(await task).status_code for task in tasks]) == [200] * 7 + [429] * 13
+        assert turned_away(async_engine) == {"waiting_requests": 13}
 
     with_gate(test, max_num_seqs=2, load=LoadLimits(max_waiting_requests=5))
 
@@ -112,6 +117,7 @@ def test_a_full_queue_of_prompt_tokens_refuses_before_any_text_is_rendered_or_to
         assert int(response.headers["retry-after"]) >= 1
         assert response.json()["error"]["type"] == ("rate_limit_error" if path == "/v1/messages" else "tokens")
         assert "20 tokens wait, of at most 20" in response.json()["error"]["message"]
+        assert turned_away(async_engine) == {"waiting_tokens": 1}
         runner.open_for_good()
         assert (await running).status_code == (await waiting).status_code == 200
 
@@ -188,6 +194,7 @@ def test_a_request_whose_time_is_over_is_a_504_or_an_error_event_in_words(path, 
             assert response.status_code == 504
             error = response.json()["error"]
         assert error["code"] == "request_timeout"
+        assert turned_away(async_engine) == {"request_timeout": 1}
         assert "longer than its limit of 7 s" in error["message"]
 
     engine = with_gate(test, load=LoadLimits(request_timeout=None if own else 7.0), clock=clock)
@@ -210,6 +217,7 @@ def test_a_request_that_waits_too_long_is_a_504_or_an_error_event(stream):
         response = await late
         error = json.loads(events_of(response)[-1])["error"] if stream else response.json()["error"]
         assert error["code"] == "queue_timeout"
+        assert turned_away(async_engine) == {"queue_timeout": 1}
         assert response.status_code == (200 if stream else 504)
         runner.open_for_good()
         assert (await running).status_code == 200
@@ -336,6 +344,7 @@ def test_a_client_that_stops_reading_is_ended_at_a_bound_and_told_when_it_reads_
         messages = [stuck.sent.get_nowait() for _ in range(stuck.sent.qsize())]
         assert b'"slow_reader"' in messages[-1]["body"]
         assert len(messages) < 100
+        assert turned_away(async_engine) == {"slow_reader": 1}
 
     engine = with_gate(test, load=LoadLimits(max_unread_outputs=20), num_blocks=600, max_model_len=2000, max_num_seqs=2)
     assert steps_of(engine.runner.inner, "cmpl-driven-0") < 500

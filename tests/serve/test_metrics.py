@@ -119,6 +119,9 @@ def test_who_runs_who_waits_and_what_the_pool_holds_is_what_is_so_now():
                 await asyncio.sleep(0)
             engine.runner.let_through(1)
             await engine.runner.wait_until_entered(2)
+            tasks.append(asyncio.create_task(client.post("/v1/completions", json=body)))
+            while async_engine.num_unfinished < 6:
+                await asyncio.sleep(0)
             during = await client.get("/metrics")
             engine.runner.open_for_good()
             await asyncio.gather(*tasks)
@@ -126,7 +129,8 @@ def test_who_runs_who_waits_and_what_the_pool_holds_is_what_is_so_now():
 
     during, after = [samples_of(response) for response in run(watched())]
     assert during["vllm:num_requests_running", "tiny"] == 2
-    assert during["vllm:num_requests_waiting", "tiny"] == 3
+    # Three in the engine, and one that it will see when the step is over.
+    assert during["vllm:num_requests_waiting", "tiny"] == 4
     # Five tokens of the prompt and the one just sampled: two blocks of four for each, the first of which they share.
     assert during["vllm:kv_cache_usage_perc", "tiny"] == pytest.approx(3 / 16)
     assert during["millpond_kv_blocks", "tiny"] == 16

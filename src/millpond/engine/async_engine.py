@@ -21,7 +21,7 @@ from millpond.engine.limits import RequestLimits
 from millpond.engine.metrics import EngineMetrics
 from millpond.engine.outputs import RequestOutput
 from millpond.engine.waiting_room import WaitingRoom
-from millpond.errors import EngineDeadError, InvalidRequestError, MillpondError, SlowReaderError
+from millpond.errors import EngineDeadError, InvalidRequestError, MillpondError, OverloadedError, SlowReaderError
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,11 @@ class AsyncEngine:
         least_tokens is what they have together at the least. EngineDeadError and InvalidRequestError as in take().
         """
         self.check_alive()
-        self._room.check(self._clock(), num_requests, least_tokens, slots_are_free=self._slots_are_free)
+        try:
+            self._room.check(self._clock(), num_requests, least_tokens, slots_are_free=self._slots_are_free)
+        except OverloadedError as error:
+            self.metrics.turned_away[f"waiting_{error.bound}"] += 1
+            raise
 
     @property
     def _slots_are_free(self) -> bool:
@@ -180,6 +184,7 @@ class AsyncEngine:
     def end_overdue(self) -> None:
         """End the calls whose time is over. An alarm calls this when the next one's is."""
         for call, error in self._deadlines.due(self._clock()):
+            self.metrics.turned_away[error.code] += 1
             call.mailbox.put(error)
         self._set_alarm()
 
@@ -205,6 +210,7 @@ class AsyncEngine:
             return
         with self._wake:
             self._inbox.extend(messages)
+            self.metrics.num_queued += sum(not isinstance(each, Abort) for each in messages)
             self._wake.notify()
 
     # Below: the engine's thread, but for _hand_out and what follows it, which it posts to the loop.
@@ -235,6 +241,7 @@ class AsyncEngine:
             if self._stopping:
                 return None
             messages, self._inbox = self._inbox, []
+            self.metrics.num_queued = 0
             return messages
 
     def _drain(self, messages: Sequence[EngineRequest | Abort]) -> list[Item]:
@@ -309,6 +316,7 @@ class AsyncEngine:
             return
         name = call.requests[0].request_id
         logger.warning("request %s is aborted: its client has left %d outputs unread", name, num_unread)
+        self.metrics.turned_away["slow_reader"] += 1
         self.release(call)
         call.mailbox.replace(SlowReaderError(f"the answer was ended: {num_unread} pieces of it were left unread"))
 

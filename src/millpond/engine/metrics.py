@@ -1,6 +1,7 @@
 """What an engine has done, as numbers that cost a step next to nothing to keep; serve/metrics.py shows them.
 
-The engine's thread writes, any thread may read: all that is read is one number or one list at a time.
+The engine's thread writes, any thread may read: all that is read is one number or one list at a time. What the event
+loop does, which is to queue and to turn away, it counts itself.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 1
 # fmt: on
 
 PHASES = ("schedule", "arrays", "forward", "sample", "update")
+TURNED_AWAY = ("waiting_requests", "waiting_tokens", "queue_timeout", "request_timeout", "slow_reader")
 
 
 class Histogram:
@@ -78,7 +80,9 @@ class EngineMetrics:
 
     A request that the engine had before it had this is not counted. Latencies are of requests that ended with `stop`
     or `length`; others are counted by their reason alone. An inter-token latency is the time between two steps that
-    gave a request tokens. on_end, where it is set, is called in the engine's thread with each request that has ended.
+    gave a request tokens. num_queued requests were taken that the engine has not seen yet. turned_away counts calls
+    that were refused or ended for want of room, of time or of a reader. on_end, where it is set, is called in the
+    engine's thread with each request that has ended.
     """
 
     def __init__(self, scheduler: Scheduler, on_end: Callable[[RequestTimes], None] | None = None) -> None:
@@ -86,6 +90,8 @@ class EngineMetrics:
         self.on_end = on_end
         self.num_steps = 0
         self.num_audits = 0
+        self.num_queued = 0
+        self.turned_away = dict.fromkeys(TURNED_AWAY, 0)
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.phase_seconds = dict.fromkeys(PHASES, 0.0)

@@ -26,7 +26,11 @@ Reading = Callable[[EngineMetrics], float]
 
 GAUGES: tuple[tuple[str, str, Reading], ...] = (
     ("vllm:num_requests_running", "Requests that hold a slot.", lambda it: it.scheduler.num_running),
-    ("vllm:num_requests_waiting", "Requests that wait for a slot and blocks.", lambda it: it.scheduler.num_waiting),
+    (
+        "vllm:num_requests_waiting",
+        "Requests that wait for a slot and blocks.",
+        lambda it: it.scheduler.num_waiting + it.num_queued,
+    ),
     ("vllm:kv_cache_usage_perc", "Share of the K/V blocks in use; 1 is all.", lambda it: _usage(it)),
     ("millpond_kv_blocks", "Blocks of the K/V pool.", lambda it: it.scheduler.pool.num_blocks),
     ("millpond_watermark_blocks", "Blocks held back from newcomers.", lambda it: it.scheduler.watermark_blocks),
@@ -159,6 +163,14 @@ class EngineCollector(Collector):
         for phase, seconds in self._metrics.phase_seconds.items():
             phases.add_metric([self._model_name, phase], seconds)
         yield phases
+        turned_away = CounterMetricFamily(
+            "millpond_turned_away",
+            "Calls that were refused or ended for want of room, of time or of a reader.",
+            labels=["model_name", "reason"],
+        )
+        for why, count in self._metrics.turned_away.items():
+            turned_away.add_metric([self._model_name, why], count)
+        yield turned_away
         responses = CounterMetricFamily(
             "millpond_http_responses", "Answers over HTTP, by route and status.", labels=["route", "status"]
         )
