@@ -55,7 +55,7 @@ from millpond.cli.server_options import (
     api_keys,
 )
 from millpond.cli.settings import Settings
-from millpond.config import LOG_LEVELS, EngineConfig, LoadLimits, ServerConfig
+from millpond.config import EngineConfig, LoadLimits, ServerConfig
 from millpond.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def serve(
     config, load = EngineConfig(**_of(EngineConfig, given)), LoadLimits(**_of(LoadLimits, given))
     given["api_keys"] = api_keys(api_key or (), api_key_file, settings.api_keys)
     given["cors_origins"] = tuple(cors_origin or ())
-    given["log_level"] = log_level_of(log_level, settings)
+    given["log_level"] = log_level or settings.log_level
     server_config = ServerConfig(**_of(ServerConfig, given))
     check_server(host, port, server_config)
     engine = loading.open_engine(model, config, settings)
@@ -162,13 +162,6 @@ def check_server(host: str, port: int, config: ServerConfig) -> None:
         check_certificate(config.tls_cert, config.tls_key)
     if config.otlp_endpoint is not None:
         check_tracing()
-
-
-def log_level_of(given: str | None, settings: Settings) -> str:
-    """The flag where it is given, the environment's otherwise."""
-    if given is not None and given not in LOG_LEVELS:
-        raise typer.BadParameter(f"{given!r} is not one of {', '.join(LOG_LEVELS)}", param_hint="'--log-level'")
-    return given or settings.log_level
 
 
 def listen(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,11 +16,15 @@ SERVER_DEFAULTS = ServerConfig()
 LOAD_DEFAULTS = LoadLimits()
 
 
-def parse_log_format(text: str) -> str:
-    """One of LOG_FORMATS."""
-    if text not in LOG_FORMATS:
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(LOG_FORMATS)}")
-    return text
+def one_of(choices: Sequence[str]) -> Callable[[str], str]:
+    """A parser that takes these words alone."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise typer.BadParameter(f"{text!r} is not one of {', '.join(choices)}")
+        return text
+
+    return parse
 
 
 def api_keys(given: Sequence[str], path: Path | None, environment: tuple[str, ...] | None) -> tuple[str, ...]:
@@ -77,13 +81,18 @@ DrainTimeout = Annotated[
 ]
 LogLevel = Annotated[
     str | None,
-    typer.Option("--log-level", metavar="|".join(LOG_LEVELS), help="[default: MILLPOND_LOG_LEVEL, or info]"),
+    typer.Option(
+        "--log-level",
+        parser=one_of(LOG_LEVELS),
+        metavar="|".join(LOG_LEVELS),
+        help="[default: MILLPOND_LOG_LEVEL, or info]",
+    ),
 ]
 LogFormat = Annotated[
     str,
     typer.Option(
         "--log-format",
-        parser=parse_log_format,
+        parser=one_of(LOG_FORMATS),
         metavar="|".join(LOG_FORMATS),
         help="Lines for people, or a JSON object on each line.",
     ),
