@@ -55,7 +55,7 @@ class Translation:
         return text
 
 
-def chat_content(content: str | Sequence[Any]) -> str | list[dict[str, str]]:
+def chat_content(content: str | list[Any]) -> str | list[dict[str, str]]:
     """A text, or parts that have one each, as the chat route has it."""
     return content if isinstance(content, str) else [{"type": "text", "text": part.text} for part in content]
 
