@@ -57,13 +57,15 @@ def engine_over(
     *,
     wrap: Callable[[Runner], Runner] = lambda runner: runner,
     drafter: Drafter | None = None,
+    prefix_cache: bool = False,
     **sizes: int,
 ) -> Engine:
     """A fresh engine with a scheduler of its own over the base's runner, its sizes at most the base's.
 
     With a drafter, no more rows than the base has slots may sample in a step.
 
-    They share the runner's K/V, so only one of them may have work at a time.
+    They share the runner's K/V, so only one of them may have work at a time, and one with a prefix cache is of no more
+    use once another has worked.
     """
     config = dataclasses.replace(base.config, **{"watermark_blocks": 0, **sizes})
     scheduler = Scheduler(
@@ -74,6 +76,7 @@ def engine_over(
         max_model_len=config.max_model_len,
         watermark_blocks=config.watermark_blocks,
         drafter=drafter,
+        prefix_cache=prefix_cache,
     )
     return Engine(
         config=config,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -34,6 +35,19 @@ def test_eight_at_once_get_the_tokens_they_get_alone(base, eight, alone, budget,
     assert drive(engine, shuffled(eight, order)) == alone
     # One by one they take more than 140 steps.
     assert engine.scheduler.counters.iterations < 45
+    assert_nothing_is_left(engine)
+
+
+def test_what_was_computed_before_gives_the_tokens_that_computing_it_gives(base, eight, alone):
+    engine = engine_over(base, max_num_batched_tokens=64, prefix_cache=True)
+    assert drive(engine, shuffled(eight, 0)) == alone
+    cold = dataclasses.replace(engine.scheduler.counters)
+    again = {f"{name}-again": ask for name, ask in shuffled(eight, 1).items()}
+    assert drive(engine, again) == {f"{name}-again": got for name, got in alone.items()}
+    warm, block_size = engine.scheduler.counters, engine.scheduler.block_size
+    found = sum((len(ask.prompt) - 1) // block_size * block_size for ask in eight.values())
+    assert warm.hit_tokens - cold.hit_tokens == found > 200
+    assert warm.forward_tokens - cold.forward_tokens == cold.forward_tokens - found + cold.hit_tokens
     assert_nothing_is_left(engine)
 
 
