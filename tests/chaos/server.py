@@ -1,4 +1,4 @@
-"""The server under test, in a process of its own: a tiny model on the real kernels, faults on demand, and a look inside."""
+"""The server in a process of its own: a tiny model on the real kernels, faults on demand, and a look inside."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ import multiprocessing
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path

@@ -66,7 +66,7 @@ class Engine:
         self._pace = None if config.itl_target is None else Pace(config.itl_target / 1000)
         self._answers: dict[str, Answer] = {}
         self._counted = scheduler.counters.of_prefixes
-        # Who has taken a slot as far as the runner knows, and who of them has left it without the runner's hearing of it.
+        # Who has a slot as far as the runner knows, and who of them has left it without the runner's hearing of it.
         self._seated: set[str] = set()
         self._unheard: tuple[str, ...] = ()
 

@@ -16,7 +16,7 @@ from millpond.engine.call import Call, EngineRequest
 from millpond.engine.outputs import RequestOutput
 from millpond.serve.context import ServeContext, with_headers
 from millpond.serve.disconnect import while_connected
-from millpond.serve.generation import admissible, choice_requests, renaming, usage_of
+from millpond.serve.generation import GENERATION_RESPONSES, admissible, choice_requests, renaming, usage_of
 from millpond.serve.intake import SCORE_CHARACTERS, off_loop, prompt_names
 from millpond.serve.logprobs import CompletionLogprobs, TokenNames, joined, prompt_logprobs
 from millpond.serve.protocol import CompletionRequest
@@ -27,7 +27,7 @@ from millpond.serve.sse import EventStream, EventTemplate, data_event
 def completions_router(context: ServeContext) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/completions", response_model=None)
+    @router.post("/v1/completions", response_model=None, responses=GENERATION_RESPONSES)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         warnings = context.warnings(body)
         answer = _answer(context, body)

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from millpond.errors import (
@@ -28,6 +29,49 @@ INTERNAL_MESSAGE = "internal error; the server's log has the details"
 REQUEST_ID_HEADER = "X-Request-Id"
 # A message may quote what was sent, and that may be a whole body.
 MAX_MESSAGE_CHARACTERS = 1000
+
+
+# What the description of the API says of each status that a route may answer with.
+MEANINGS = {
+    400: "Something about the request cannot be served; `param` names the field.",
+    401: "No API key, or none that the server knows.",
+    404: "There is no such model, or nothing at this path.",
+    413: "The body is longer than the server takes.",
+    429: "The queue is full; Retry-After says when to try again.",
+    503: "The server is shutting down, or its engine is not well.",
+    504: "The answer took longer than it may.",
+}
+
+
+class Error(BaseModel):
+    """type is a kind of error; code, where there is one, says more exactly which it is."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    error: Error
+
+
+def described(*statuses: int, streams: bool = False) -> dict[int | str, dict[str, Any]]:
+    """What a route's description says of its answers beside the good one: these errors by name, any other as well.
+
+    streams adds that the good one may be a stream of events.
+    """
+    responses: dict[int | str, dict[str, Any]] = {
+        status: {"model": ErrorBody, "description": MEANINGS[status]} for status in statuses
+    }
+    responses["default"] = {"model": ErrorBody, "description": "Any other error."}
+    if streams:
+        responses[200] = {"description": "The answer, whole or streamed.", "content": {"text/event-stream": {}}}
+    return responses
 
 
 def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
