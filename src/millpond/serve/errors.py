@@ -8,9 +8,10 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from millpond.errors import (
     EngineDeadError,
@@ -21,7 +22,7 @@ from millpond.errors import (
     RequestTimeoutError,
     SlowReaderError,
 )
-from millpond.serve.request_log import current_request_id, shown_path
+from millpond.serve.request_log import CLIENT_CLOSED_REQUEST, current_request_id, shown_path
 
 logger = logging.getLogger(__name__)
 
@@ -158,8 +159,10 @@ def install_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         return JSONResponse(validation_body(error.errors()), 400)
 
-    async def on_http_error(request: Request, error: Exception) -> JSONResponse:
+    async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if isinstance(error.__cause__, ClientDisconnect):  # which FastAPI takes for a body that it cannot parse
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
         return JSONResponse(_http_body(request, error), error.status_code, headers=error.headers)
 
     async def on_unexpected_error(request: Request, error: Exception) -> JSONResponse:
