@@ -11,12 +11,13 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check bench bench-compare bench-peers clean
+.PHONY: help serve test check chaos bench bench-compare bench-peers clean
 
 help: ## this list
 	@echo "make serve    install, fetch the model if it is not there, serve it on http://$(HOST):$(PORT) (HOST, PORT, MODEL, ARGS)"
 	@echo "make test     install what the tests need, fetch the demo model, run the tests (ARGS goes to pytest)"
 	@echo "make check    format, lint, types and the control plane's tests: fast, and no model"
+	@echo "make chaos    minutes of 32 clients of every kind against one small server, faults planted (ARGS=--minutes 5)"
 	@echo "make bench    measure decode, prefill and the mixed workload on this machine (MODEL, ARGS)"
 	@echo "make bench-compare  is the working tree faster or slower than the commit BASE? (BASE, MODEL, ARGS; ARGS=--quick)"
 	@echo "make bench-peers  millpond beside llama.cpp, OpenVINO GenAI and vLLM, each set up first (MODEL, ARGS; ARGS=--quick)"
@@ -34,6 +35,9 @@ test: .venv/.installed-test
 
 check: .venv/.installed-dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
+
+chaos: .venv/.installed-test
+	@PYTHONPATH=tests $(BIN)/python -m chaos $(ARGS)
 
 bench: .venv/.installed
 	@$(BIN)/millpond pull "$(MODEL)"

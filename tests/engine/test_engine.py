@@ -306,3 +306,45 @@ def test_the_audit_finds_a_broken_rule_in_the_step_after_it_broke(audit):
             engine.step()
     else:
         engine.step()
+
+
+class Forgetful:
+    """A runner that keeps who has a slot until it hears of the end, and may fail before it has heard anything."""
+
+    def __init__(self, inner):
+        self.inner, self.seated, self.fails, self.told = inner, set(), False, []
+
+    def execute(self, output):
+        if self.fails:
+            raise RuntimeError("a fault")
+        self.told += output.released
+        self.seated -= {*output.released, *output.preempted}
+        self.seated |= {each.request_id for each in output.scheduled if each.admission is not None}
+        return self.inner.execute(output)
+
+
+@pytest.mark.parametrize("missed", ["a step without a forward", "a failed step", "an end of everything"])
+def test_a_runner_hears_of_every_request_that_left_its_slot_even_if_it_missed_the_step(missed):
+    engine = make_engine(wrap=Forgetful)
+    engine.add_request("a", ids("hi"), SamplingParams(max_tokens=1 if missed == "a step without a forward" else 9))
+    engine.step()
+    assert engine.runner.seated == {"a"}
+    if missed == "a failed step":
+        engine.abort("a")
+        engine.add_request("b", ids("hi"), SamplingParams(max_tokens=1))
+        engine.runner.fails = True
+        engine.step()
+        engine.runner.fails = False
+    elif missed == "an end of everything":
+        engine.abort_all()
+    while engine.has_unfinished:
+        engine.step()
+    engine.add_request("never", ids("hi"), SamplingParams(max_tokens=1))
+    engine.abort("never")
+    engine.step()
+    engine.add_request("c", ids("hi"), SamplingParams(max_tokens=1))
+    engine.step()
+    assert engine.runner.seated == {"c"}
+    assert "never" not in engine.runner.told
+    engine.step()
+    assert engine._seated - {*engine._unheard} == set()

@@ -88,13 +88,16 @@ def test_a_client_that_half_closes_while_it_waits_is_probed_and_answered():
         assert b'"completion_tokens":5' in read_all(connection)
 
 
-def test_what_half_closes_in_the_middle_of_its_body_is_gone():
+def test_what_half_closes_in_the_middle_of_its_body_is_gone(caplog):
+    caplog.set_level("INFO", "millpond.access")
     with listening(make_engine()) as server:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=BOUND_SECONDS) as connection:
             connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
             connection.shutdown(socket.SHUT_WR)
             assert connection.recv(100) == b""
+        wait_for(lambda: "POST /v1/completions" in caplog.text)
+    assert "POST /v1/completions 499" in caplog.text
 
 
 @pytest.mark.parametrize("stream", [False, True])

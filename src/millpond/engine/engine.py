@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import sub
 
 from millpond.config import EngineConfig
@@ -65,6 +66,9 @@ class Engine:
         self._pace = None if config.itl_target is None else Pace(config.itl_target / 1000)
         self._answers: dict[str, Answer] = {}
         self._counted = scheduler.counters.of_prefixes
+        # Who has a slot as far as the runner knows, and who of them has left it without the runner's hearing of it.
+        self._seated: set[str] = set()
+        self._unheard: tuple[str, ...] = ()
 
     @property
     def has_unfinished(self) -> bool:
@@ -127,7 +131,7 @@ class Engine:
         """
         for request_id in list(self._answers):
             self.abort(request_id)
-        self.scheduler.release_finished()
+        self._tell_later(self.scheduler.release_finished())
         # The old one has seen requests that no step released.
         self._auditor = self._new_auditor()
 
@@ -167,15 +171,30 @@ class Engine:
     def _execute(self, plan: SchedulerOutput) -> StepResult | None:
         """The forward of a step, None where it failed. A failed forward ends the requests in it, not the engine."""
         if not plan.scheduled:
+            self._tell_later(plan.released + plan.preempted)
             return StepResult(())
+        if self._unheard:
+            plan = replace(plan, released=self._unheard + plan.released)
+        self._seated.update(plan.admitted)
         try:
-            return self.runner.execute(plan)
+            result = self.runner.execute(plan)
         except Exception:
+            # Whether the runner came so far as to hear who has left, nobody knows.
+            self._unheard = ()
+            self._tell_later(plan.released + plan.preempted)
             request_ids = ", ".join([each.request_id for each in plan.scheduled])
             logger.exception(
                 "step %d failed; its %d requests end with an error: %s", plan.step, len(plan.scheduled), request_ids
             )
             return None
+        self._unheard = ()
+        self._seated.difference_update(plan.released)
+        return result
+
+    def _tell_later(self, request_ids: tuple[str, ...]) -> None:
+        """Have the next forward's plan name these as released: the runner keeps what is special about a slot until it
+        hears that its request is gone. Those that never had a slot might be many, and are nothing to it."""
+        self._unheard += tuple([request_id for request_id in request_ids if request_id in self._seated])
 
     def _note(self, scores: Sequence[RequestScores]) -> None:
         for each in scores:

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 
 from millpond.engine.call import Call
 from millpond.serve.context import ServeContext, respond
-from millpond.serve.generation import choice_requests, renaming, usage_of
+from millpond.serve.generation import GENERATION_RESPONSES, choice_requests, renaming, usage_of
 from millpond.serve.intake import SCORE_CHARACTERS, off_loop
 from millpond.serve.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from millpond.serve.protocol import ChatCompletionRequest
@@ -24,7 +24,7 @@ from millpond.serve.sse import EventStream, EventTemplate, data_event
 def chat_router(context: ServeContext) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/chat/completions", response_model=None)
+    @router.post("/v1/chat/completions", response_model=None, responses=GENERATION_RESPONSES)
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
         return await respond(context, body, request.receive, _answer)
 

@@ -15,7 +15,7 @@ from millpond.core.request import FinishReason
 from millpond.engine.call import Call, EngineRequest
 from millpond.engine.outputs import RequestOutput
 from millpond.serve.context import ServeContext, respond
-from millpond.serve.generation import choice_requests, renaming, usage_of
+from millpond.serve.generation import GENERATION_RESPONSES, choice_requests, renaming, usage_of
 from millpond.serve.intake import SCORE_CHARACTERS, off_loop, prompt_names
 from millpond.serve.logprobs import CompletionLogprobs, TokenNames, joined, prompt_logprobs
 from millpond.serve.protocol import CompletionRequest
@@ -26,7 +26,7 @@ from millpond.serve.sse import EventStream, EventTemplate, data_event
 def completions_router(context: ServeContext) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/completions", response_model=None)
+    @router.post("/v1/completions", response_model=None, responses=GENERATION_RESPONSES)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         return await respond(context, body, request.receive, _answer)
 

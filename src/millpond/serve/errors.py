@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from millpond.errors import (
     EngineDeadError,
@@ -22,7 +24,7 @@ from millpond.errors import (
     RequestTimeoutError,
     SlowReaderError,
 )
-from millpond.serve.request_log import current_request_id, shown_path
+from millpond.serve.request_log import CLIENT_CLOSED_REQUEST, current_request_id, shown_path
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,65 @@ ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     504: "timeout_error",
 }
+
+
+# What the description of the API says of each status that a route may answer with.
+MEANINGS = {
+    400: "Something about the request cannot be served; `param` names the field.",
+    401: "No API key, or none that the server knows.",
+    404: "There is no such model, or nothing at this path.",
+    413: "The body is longer than the server takes.",
+    429: "The queue is full; Retry-After says when to try again.",
+    503: "The server is shutting down, or its engine is not well.",
+    504: "The answer took longer than it may.",
+}
+
+
+class Error(BaseModel):
+    """type is a kind of error; code, where there is one, says more exactly which it is."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    error: Error
+
+
+class AnthropicError(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["error"]
+    error: AnthropicError
+
+
+def described(
+    *statuses: int, streams: bool = False, body: type[BaseModel] = ErrorBody
+) -> dict[int | str, dict[str, Any]]:
+    """What a route's description says of its answers beside the good one: these errors by name, any other as well.
+
+    streams adds that the good one may be a stream of events.
+    """
+    responses: dict[int | str, dict[str, Any]] = {
+        status: {"model": body, "description": MEANINGS[status]} for status in statuses
+    }
+    responses["default"] = {"model": body, "description": "Any other error."}
+    if streams:
+        responses[200] = {"description": "The answer, whole or streamed.", "content": {"text/event-stream": {}}}
+    return responses
 
 
 def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -144,8 +205,10 @@ def install_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         return error_response(request.url.path, 400, validation_body(error.errors()))
 
-    async def on_http_error(request: Request, error: Exception) -> JSONResponse:
+    async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if isinstance(error.__cause__, ClientDisconnect):  # which FastAPI takes for a body that it cannot parse
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
         return error_response(request.url.path, error.status_code, _http_body(request, error), error.headers)
 
     async def on_unexpected_error(request: Request, error: Exception) -> JSONResponse:

@@ -9,8 +9,12 @@ from typing import Any
 from millpond.core.sampling import SamplingParams
 from millpond.engine.call import EngineRequest
 from millpond.errors import InvalidRequestError
+from millpond.serve.errors import described
 from millpond.serve.protocol import GenerationRequest
 from millpond.serve.responses import Tally
+
+# What a route that generates may answer with.
+GENERATION_RESPONSES = described(400, 401, 404, 413, 429, 503, 504, streams=True)
 
 
 @contextmanager

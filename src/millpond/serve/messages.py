@@ -14,20 +14,23 @@ from millpond.core.request import FinishReason
 from millpond.engine.call import Call, EngineRequest
 from millpond.engine.outputs import RequestOutput
 from millpond.serve.context import ServeContext, respond, with_headers
-from millpond.serve.errors import anthropic_body, describe
+from millpond.serve.errors import AnthropicErrorBody, anthropic_body, describe, described
 from millpond.serve.messages_protocol import CountTokensRequest, MessagesRequest
 from millpond.serve.single import outputs_of, take_chat, whole_answer
 from millpond.serve.sse import EventStream, EventTemplate, named_event
+
+COUNTED = described(400, 401, 404, 413, 503, body=AnthropicErrorBody)
+STREAMED = described(400, 401, 404, 413, 429, 503, 504, streams=True, body=AnthropicErrorBody)
 
 
 def messages_router(context: ServeContext) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/messages", response_model=None)
+    @router.post("/v1/messages", response_model=None, responses=STREAMED)
     async def create_message(body: MessagesRequest, request: Request) -> Response:
         return await respond(context, body, request.receive, _answer)
 
-    @router.post("/v1/messages/count_tokens", response_model=None)
+    @router.post("/v1/messages/count_tokens", response_model=None, responses=COUNTED)
     async def count_tokens(body: CountTokensRequest) -> Response:
         warnings = context.warnings(body)
         context.model_name(body.model)

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
 from millpond.serve.context import ServeContext
+from millpond.serve.errors import described
 from millpond.serve.responses import model_card
 from millpond.version import __version__
 
@@ -29,7 +30,7 @@ def meta_router(context: ServeContext) -> APIRouter:
     def card(model_id: str) -> dict[str, Any]:
         return model_card(model_id, context.started, context.engine.limits.max_total_tokens)
 
-    @router.get("/")
+    @router.get("/", responses=described(401))
     async def welcome() -> dict[str, Any]:
         return {
             "millpond": __version__,
@@ -39,13 +40,13 @@ def meta_router(context: ServeContext) -> APIRouter:
             "docs": "/docs",
         }
 
-    @router.get("/health", response_model=None)
+    @router.get("/health", response_model=None, responses={503: {"description": "Not serving, and why."}})
     async def health() -> Response:
         if (trouble := context.engine.trouble) is not None:
             return JSONResponse({"status": "unhealthy", "reason": trouble}, 503)
         return JSONResponse({"status": "ok", **_last_step(context)})
 
-    @router.get("/ready", response_model=None)
+    @router.get("/ready", response_model=None, responses={503: {"description": "Not serving, or about to stop."}})
     async def ready() -> Response:
         if context.drain.begun:
             return JSONResponse({"status": "draining"}, 503)
@@ -53,15 +54,15 @@ def meta_router(context: ServeContext) -> APIRouter:
             return JSONResponse({"status": "not serving"}, 503)
         return JSONResponse({"status": "ready"})
 
-    @router.get("/version")
+    @router.get("/version", responses=described(401))
     async def version() -> dict[str, str]:
         return {"version": __version__}
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", responses=described(401))
     async def list_models() -> dict[str, Any]:
         return {"object": "list", "data": [card(name) for name in context.model_names]}
 
-    @router.get("/v1/models/{model_id:path}")
+    @router.get("/v1/models/{model_id:path}", responses=described(401, 404))
     async def get_model(model_id: str) -> dict[str, Any]:
         return card(context.model_name(model_id))
 

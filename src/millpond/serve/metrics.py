@@ -20,6 +20,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from millpond.engine.metrics import EngineMetrics, Histogram
+from millpond.serve.errors import described
 from millpond.version import __version__
 
 Reading = Callable[[EngineMetrics], float]
@@ -186,7 +187,7 @@ def metrics_router(collector: Collector) -> APIRouter:
     registry.register(collector)
     ProcessCollector(registry=registry)
 
-    @router.get("/metrics", response_class=Response)
+    @router.get("/metrics", response_class=Response, responses={**described(401), 200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 

@@ -4,25 +4,47 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SkipValidation,
+    field_validator,
+    model_validator,
+)
 
 from millpond.core.sampling import (
     MAX_BAD_CHARACTERS,
     MAX_BAD_WORDS,
+    MAX_CHOICES,
+    MAX_LOGPROBS,
     MAX_STOP_CHARACTERS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
+    SEEDS,
     SamplingParams,
     check_texts,
 )
 from millpond.errors import InvalidRequestError
 from millpond.serve import refusals
+from millpond.serve.shapes import (
+    MAX_PROMPTS,
+    PROMPT_SHAPE,
+    AllowedTokenIds,
+    BadWords,
+    Biases,
+    Content,
+    Salt,
+    StopTexts,
+    StopTokenIds,
+    ToolCalls,
+    bounds,
+)
 from millpond.text.messages import normalize_messages
 
 DEFAULT_COMPLETION_MAX_TOKENS = 16
-MAX_PROMPTS = 1024
 MAX_MESSAGES = 10_000
 
 # Variables of a chat template that say what the conversation is, or that the model file sets.
@@ -83,28 +105,32 @@ class GenerationRequest(Body):
     model: str | None = Field(None, description="A served name; the only model where left out.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = Field(None, description="So many choices; choice i is drawn with seed + i.")
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = Field(None, description=f"Up to {MAX_STOP_STRINGS} strings that end the answer.")
-    stop_token_ids: list[int] | None = None
-    min_tokens: int | None = None
-    logit_bias: dict[int, float] | None = Field(None, description="From -100 to 100 for each token id.")
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    n: int | None = Field(
+        None, description="So many choices; choice i is drawn with seed + i.", json_schema_extra=bounds(1, MAX_CHOICES)
+    )
+    max_tokens: int | None = Field(None, json_schema_extra=bounds(1))
+    temperature: float | None = Field(None, json_schema_extra=bounds(0, 100))
+    top_p: float | None = Field(None, json_schema_extra=bounds(high=1, above=0))
+    top_k: int | None = Field(None, description="0 and -1 keep all tokens.", json_schema_extra=bounds(-1))
+    min_p: float | None = Field(None, json_schema_extra=bounds(0, 1))
+    repetition_penalty: float | None = Field(None, json_schema_extra=bounds(high=100, above=0))
+    presence_penalty: float | None = Field(None, json_schema_extra=bounds(-2, 2))
+    frequency_penalty: float | None = Field(None, json_schema_extra=bounds(-2, 2))
+    seed: int | None = Field(None, json_schema_extra=bounds(-SEEDS // 2, SEEDS - 1))
+    stop: StopTexts = Field(None, description=f"Up to {MAX_STOP_STRINGS} strings that end the answer.")
+    stop_token_ids: StopTokenIds = None
+    min_tokens: int | None = Field(None, json_schema_extra=bounds(0))
+    logit_bias: Biases = Field(None, description="From -100 to 100 for each token id.")
+    allowed_token_ids: AllowedTokenIds = None
+    bad_words: BadWords = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    prompt_logprobs: int | None = None
-    timeout: float | None = Field(None, description="Seconds that the whole answer may take, waiting included.")
-    cache_salt: str | None = Field(None, description="Only requests of the same salt share computed prefixes.")
+    prompt_logprobs: int | None = Field(None, json_schema_extra=bounds(0, MAX_LOGPROBS))
+    timeout: float | None = Field(
+        None, description="Seconds that the whole answer may take, waiting included.", json_schema_extra=bounds(above=0)
+    )
+    cache_salt: Salt = Field(None, description="Only requests of the same salt share computed prefixes.")
     user: str | None = Field(None, description="Changes nothing, like the two below.")
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -172,12 +198,19 @@ class CompletionRequest(GenerationRequest):
     default_max_tokens = DEFAULT_COMPLETION_MAX_TOKENS
 
     # Checked below, in one pass: trying each alternative on a long list takes the event loop ten times as long.
-    prompt: SkipValidation[str | list[str] | list[int] | list[list[int]]] = Field(
+    prompt: Annotated[SkipValidation[str | list[str] | list[int] | list[list[int]]], PROMPT_SHAPE] = Field(
         description="Text, token ids, or a list of either."
     )
 
+    max_tokens: int | None = Field(
+        None, description="16 where left out; 0 only with echo.", json_schema_extra=bounds(0)
+    )
     echo: bool | None = Field(None, description="The prompt's text before its answer's; max_tokens may be 0 then.")
-    logprobs: int | None = Field(None, description="0 to 20: of each token, and of so many of the likeliest there.")
+    logprobs: int | None = Field(
+        None,
+        description="Of each token, and of so many of the likeliest there.",
+        json_schema_extra=bounds(0, MAX_LOGPROBS),
+    )
 
     @property
     def is_echo_alone(self) -> bool:
@@ -215,9 +248,11 @@ class CompletionRequest(GenerationRequest):
 
 class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str = Field(description="Text, or a list of text parts, which are joined with a newline.")
+    content: Content = Field(
+        description="Text, or a list of text parts, which are joined with a newline; null where there are tool_calls."
+    )
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = Field(None, description="Calls of an earlier answer.")
+    tool_calls: ToolCalls = Field(None, description="Calls of an earlier answer.")
     tool_call_id: str | None = Field(None, description="Of a tool's message: the call that it answers.")
 
     def as_template_sees_it(self) -> dict[str, Any]:
@@ -227,7 +262,7 @@ class ChatMessage(Body):
 class Conversation(Body):
     """Messages, and how the model's chat template is to make a prompt of them."""
 
-    messages: list[ChatMessage]
+    messages: list[ChatMessage] = Field(json_schema_extra={"minItems": 1, "maxItems": MAX_MESSAGES})
     add_generation_prompt: bool | None = Field(None, description="False leaves the assistant's turn unopened.")
     continue_final_message: bool | None = Field(None, description="The answer goes on with the final message's words.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the chat template.")
@@ -261,9 +296,11 @@ class Conversation(Body):
 class ChatCompletionRequest(GenerationRequest, Conversation):
     refused = refusals.CHAT
 
-    max_completion_tokens: int | None = None
+    max_completion_tokens: int | None = Field(None, json_schema_extra=bounds(1))
     logprobs: bool | None = Field(None, description="The log probability of each token of the answer.")
-    top_logprobs: int | None = Field(None, description="0 to 20: and of so many of the likeliest there.")
+    top_logprobs: int | None = Field(
+        None, description="And of so many of the likeliest there.", json_schema_extra=bounds(0, MAX_LOGPROBS)
+    )
 
     @model_validator(mode="after")
     def _top_logprobs_need_logprobs(self) -> ChatCompletionRequest:

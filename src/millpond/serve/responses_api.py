@@ -16,6 +16,7 @@ from millpond.engine.call import Call, EngineRequest
 from millpond.engine.outputs import RequestOutput
 from millpond.serve.context import ServeContext, respond
 from millpond.serve.errors import describe
+from millpond.serve.generation import GENERATION_RESPONSES
 from millpond.serve.responses_protocol import ResponsesRequest
 from millpond.serve.single import outputs_of, take_chat, whole_answer
 from millpond.serve.sse import EventStream, EventTemplate, named_event
@@ -24,7 +25,7 @@ from millpond.serve.sse import EventStream, EventTemplate, named_event
 def responses_router(context: ServeContext) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/responses", response_model=None)
+    @router.post("/v1/responses", response_model=None, responses=GENERATION_RESPONSES)
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
         return await respond(context, body, request.receive, _answer)
 

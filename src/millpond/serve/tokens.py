@@ -8,9 +8,10 @@ from pydantic import Field, model_validator
 
 from millpond.errors import InvalidRequestError
 from millpond.serve.context import ServeContext, with_headers
-from millpond.serve.errors import error_body
+from millpond.serve.errors import described, error_body
 from millpond.serve.logprobs import TokenNames
 from millpond.serve.protocol import Body, ChatMessage, Conversation
+from millpond.serve.shapes import TokenIds
 
 
 class Tokenize(Conversation):
@@ -36,13 +37,13 @@ class Tokenize(Conversation):
 
 class Detokenize(Body):
     model: str | None = None
-    tokens: list[int]
+    tokens: TokenIds
 
 
 def tokens_router(context: ServeContext) -> APIRouter:
     router, intake = APIRouter(), context.intake
 
-    @router.post("/tokenize", response_model=None)
+    @router.post("/tokenize", response_model=None, responses=described(400, 401, 404, 413, 503))
     async def tokenize(body: Tokenize) -> Response:
         warnings = context.warnings(body)
         context.model_name(body.model)
@@ -59,7 +60,7 @@ def tokens_router(context: ServeContext) -> APIRouter:
         }
         return with_headers(JSONResponse(answer), warnings)
 
-    @router.post("/detokenize", response_model=None)
+    @router.post("/detokenize", response_model=None, responses=described(400, 401, 404, 413, 503))
     async def detokenize(body: Detokenize) -> Response:
         warnings = context.warnings(body)
         context.model_name(body.model)
@@ -67,7 +68,7 @@ def tokens_router(context: ServeContext) -> APIRouter:
         (text,) = await intake.texts([body.tokens], skip_special_tokens=False)
         return with_headers(JSONResponse({"prompt": text}), warnings)
 
-    @router.post("/v1/embeddings", response_model=None)
+    @router.post("/v1/embeddings", response_model=None, status_code=400, responses=described(400, 401, 413, 503))
     async def embeddings() -> Response:
         message = f"{context.model_names[0]} is a language model and makes no embeddings"
         return JSONResponse(error_body(message, "invalid_request_error", "model", "not_supported"), 400)
