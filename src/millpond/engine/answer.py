@@ -69,6 +69,8 @@ class Answer:
         request = self.request
         num_tokens = len(request.prompt_token_ids), len(request.output_token_ids)
         plain = RequestOutput(request.request_id, token_ids, text, request.finish_reason, *num_tokens, request.error)
+        if request.error_param is not None:
+            plain = plain._replace(error_param=request.error_param)
         if self._stops is not None and self._stops.stopped:
             plain = plain._replace(stop_string=self._stops.matched)
         return self._scored(plain) if self._is_scored else plain

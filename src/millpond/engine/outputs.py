@@ -15,6 +15,7 @@ class RequestOutput(NamedTuple):
     num_output_tokens counts every generated token so far, with an end token whose text is not shown.
     error is set with finish_reason `error`, and only then. scores are those of new_token_ids where the request asks for
     logprobs; prompt_scores, those of all the prompt's tokens but the first, come with the first new token.
+    error_param names the field of the request that is to blame for it, where one is.
     stop_string is the one that ended the answer, where one did.
     """
 
@@ -28,3 +29,4 @@ class RequestOutput(NamedTuple):
     scores: tuple[TokenScore, ...] = ()
     prompt_scores: tuple[TokenScore, ...] | None = None
     stop_string: str | None = None
+    error_param: str | None = None
