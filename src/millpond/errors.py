@@ -4,6 +4,18 @@ serve/ maps each class to a status code; the text of an error is shown to the us
 value, the limit and the remedy, and never a local path that the caller did not send.
 """
 
+from __future__ import annotations
+
+import reprlib
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
+
+
+def shown(value: object) -> str:
+    """A caller's value for a message: its beginning, at the cost of its beginning, however long and deep it is."""
+    return f"{_SHORT.repr(value):.100}"
+
 
 class MillpondError(Exception):
     """Any error that millpond raises on purpose."""

@@ -8,6 +8,7 @@ import pytest
 from millpond.core.masks import TokenMask
 from millpond.core.request import SamplingParams
 from millpond.core.step import Admission, ScheduledRequest, SchedulerOutput
+from millpond.runner.model_runner import NOTHING_TO_CHOOSE
 from millpond.runner.sampler import Sampler
 from millpond.runner.sampler_kernels import ALL_MASKED, NO_DRAFT, NOT_FINITE, NOT_REACHED
 from runner import reference_sampler as reference
@@ -194,3 +195,4 @@ def test_when_a_masked_request_has_ended_the_sampler_has_no_mask_to_look_for(run
 def test_a_request_whose_mask_leaves_nothing_ends_with_a_fault_that_says_so(runner):
     answers, _ = drive(runner, {"a": [5, 6]}, mask=TokenMask(allowed=(5,), banned_runs=((5,),)))
     assert "leave no token to choose" in answers["a"].fault
+    assert NOTHING_TO_CHOOSE[ALL_MASKED][1] == "allowed_token_ids"

@@ -176,7 +176,7 @@ def test_content_that_is_not_text_is_refused_by_its_place(content, param):
         ([*HELLO, {"role": "assistant", "content": None}], "messages[1].content"),
         ([{"role": "user", "content": "a\0b"}], "messages[0].content"),
         ([*HELLO, {"role": "user", "content": "\udc00"}], "messages[1].content"),
-        ([*HELLO, {"role": "user", "content": [{"type": "text", "text": "\ud800"}]}], "messages[1].content"),
+        ([*HELLO, {"role": "user", "content": [{"type": "text", "text": "\ud800"}]}], "messages[1].content[0].text"),
     ],
 )
 def test_messages_that_cannot_be_served_are_refused_by_their_place(messages, param):
@@ -215,11 +215,40 @@ def test_a_history_with_calls_of_tools_reaches_the_template():
 
 def test_a_name_that_a_template_writes_is_checked_too():
     template = "{{ messages[0].name }}"
-    for name in ("a\0", "\ud800"):
+    for name, param in (("a\0", "messages"), ("\ud800", "messages[0].name")):
         body = json.dumps({"messages": [{"role": "user", "content": "hi", "name": name}]})
         response = ask(make_engine(tokenizer=tokenizer_with(chat_template=template)), PATH, body)
         assert response.status_code == 400
-        assert response.json()["error"]["param"] == "messages"
+        assert response.json()["error"]["param"] == param
+
+
+def test_what_a_text_part_has_beside_its_text_is_told_or_with_strict_refused():
+    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "foo": 1, "bar": None}]}]}
+    response = chat({"max_tokens": 1, **body})
+    assert response.headers["X-Millpond-Warning"] == "unknown fields were ignored: messages[0].content[0].foo"
+    response = ask(make_engine(), PATH, body, strict=True)
+    assert response.json()["error"]["param"] == "messages[0].content[0].foo"
+
+
+@pytest.mark.parametrize(
+    ("function", "field"),
+    [
+        ({"name": 5, "arguments": "{}"}, "name"),
+        ({"arguments": "{}"}, "name"),
+        ({"name": "f", "arguments": [1]}, "arguments"),
+    ],
+)
+def test_a_call_of_a_tool_with_a_wrong_type_is_refused_by_its_place(function, field):
+    message = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    assert refused([*HELLO, message])["param"] == f"messages[1].tool_calls[0].function.{field}"
+
+
+@pytest.mark.parametrize(
+    ("name", "item"), [("content", {"type": "text", "text": "a"}), ("tool_calls", calls_with("{}")[0])]
+)
+def test_parts_and_calls_of_all_messages_are_bounded_together(name, item):
+    messages = [{"role": "assistant", "content": "a", name: [item] * 3} for _ in range(3334)]
+    assert refused(messages)["message"].endswith("at most 10000 items together, got 10002")
 
 
 def rendered(body, **template):

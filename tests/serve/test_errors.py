@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from starlette.exceptions import HTTPException
 
-from millpond.errors import EngineDeadError, EngineError, InvalidRequestError, ModelNotFoundError
+from millpond.config import LoadLimits
+from millpond.errors import EngineDeadError, EngineError, InvalidRequestError, ModelNotFoundError, shown
+from millpond.serve.app import OTHER_ITEMS
 from millpond.serve.body_limit import BodyLimit
 from millpond.serve.errors import describe, error_body
-from tiny_engine import make_engine, run
+from tiny_engine import GatedRunner, make_engine, run
 from tiny_server import ask, started
 
 PATH = "/v1/completions"
@@ -56,7 +59,8 @@ def test_a_body_of_another_content_type_is_told_what_to_send():
     [
         ('{"prompt": "\\ud800"}', 400),
         ('{"prompt": "hi", "\\ud800": 1}', 400),
-        ('{"prompt": "hi", "model": "\\ud800"}', 404),
+        ('{"prompt": "hi", "model": "\\ud800"}', 400),
+        ('{"prompt": "hi", "user": "\\ud800"}', 400),
     ],
 )
 def test_half_a_surrogate_pair_is_refused_and_the_refusal_can_be_sent(body, status):
@@ -119,7 +123,7 @@ def test_a_body_that_announces_more_than_the_limit_is_refused_unread():
     async def test():
         scope = {"type": "http", "headers": [(b"content-length", b"1001")]}
         with pytest.raises(HTTPException) as caught:
-            await BodyLimit(app, 1000)(scope, unread, unread)
+            await BodyLimit(app, 1000, 10)(scope, unread, unread)
         return caught.value.status_code
 
     assert run(test()) == 413
@@ -162,3 +166,60 @@ def test_each_error_has_its_status(error, status, param, code):
 
 def test_an_error_body_can_always_be_encoded():
     json.dumps(error_body("\ud800", "x", "\udfff"), ensure_ascii=False).encode()
+
+
+def test_a_value_as_deep_as_the_parser_takes_is_refused_like_any_other():
+    bodies = [f'{{"prompt": "hi", "stop": {"[" * depth + "]" * depth}}}' for depth in range(700, 1000, 2)]
+
+    async def test():
+        headers = {"Content-Type": "application/json"}
+        async with started(make_engine()) as (_, client):
+            return {(await client.post(PATH, content=body, headers=headers)).status_code for body in bodies}
+
+    assert run(test()) == {400}
+
+
+def test_what_a_message_shows_of_a_value_is_its_beginning_at_the_cost_of_that():
+    class Item:
+        def __repr__(self):
+            calls.append(self)
+            return "item"
+
+    calls = []
+    assert shown([Item()] * 1_000_000).startswith("[item, item, ")
+    assert len(calls) < 100
+    assert shown("x" * 1_000_000).startswith("'xxx")
+    assert len(shown(["x" * 1_000_000] * 5)) <= 100
+
+
+@pytest.mark.parametrize("text", ['"prompt": [%s]', '"prompt": "%s"', '"unknown": [%s]'])
+def test_a_body_with_more_items_than_any_could_need_is_refused_before_it_is_parsed(text):
+    load = LoadLimits(max_waiting_tokens=100)
+    engine = make_engine(max_model_len=50)
+
+    def status(num_items):
+        return ask(engine, PATH, "{" + text % ("5," * num_items) + "}", load=load).status_code
+
+    assert status(OTHER_ITEMS + 100) == 400
+    assert status(OTHER_ITEMS + 101) == 413
+
+
+def test_an_object_of_more_fields_than_any_has_is_refused():
+    fields = {f"a{index}": 1 for index in range(1000)}
+    message = error_of(ask(make_engine(), PATH, {"prompt": "hi", **fields}), 400)["message"]
+    assert message == "an object may have at most 1000 fields, got 1001"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_fault_that_is_the_request_s_own_doing_is_the_callers_error(stream):
+    class Blaming(GatedRunner):
+        def execute(self, output):
+            result = self.inner.execute(output)
+            faults = tuple(replace(each, param="allowed_token_ids") for each in result.faults)
+            return replace(result, faults=faults)
+
+    body = {"prompt": "hi", "max_tokens": 3, "stream": stream}
+    response = ask(make_engine(wrap=Blaming, faults={"cmpl-0-0": 1}), PATH, body)
+    error = json.loads(response.text.split("data: ")[-1]) if stream else error_of(response, 400)
+    error = error.get("error", error)
+    assert (error["type"], error["param"]) == ("invalid_request_error", "allowed_token_ids")

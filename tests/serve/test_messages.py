@@ -295,7 +295,7 @@ BAD = {
     "a system of U+0000": ({"system": "a\0"}, "system holds U+0000 at character 1"),
     "half of a pair behind a system": (
         {"system": "a", "messages": [*HELLO, {"role": "user", "content": texts("\ud800")}]},
-        "messages[1].content holds half of a surrogate pair",
+        "messages[1].content[0].text holds half of a surrogate pair",
     ),
     "half of a pair from a tool": (
         {
@@ -304,7 +304,7 @@ BAD = {
                 *HELLO,
             ]
         },
-        "messages[0].content holds half of a surrogate pair",
+        "messages[0].content[1].text holds half of a surrogate pair",
     ),
     "a prompt that is too long": (
         {"messages": [{"role": "user", "content": "x" * 200}]}, "messages: the prompt has"

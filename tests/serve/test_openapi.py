@@ -65,6 +65,13 @@ def narrowed(api):
     tokenize["required"] = ["prompt"]  # or messages, which chat has
     tokenize["properties"] = {name: tokenize["properties"][name] for name in ("prompt", "return_token_strs")}
     tokenize["properties"]["prompt"] = {"type": "string", "maxLength": 20}
+    for name in ("MessagesRequest", "CountTokensRequest"):  # each role has its own kinds of blocks
+        schemas[name]["properties"]["messages"]["minItems"] = 1
+    schemas["MessagesRequest"]["properties"]["max_tokens"] |= {"minimum": 1, "maximum": 8}
+    schemas["Message"]["properties"] = {
+        "role": {"const": "user"},
+        "content": {"type": "string", "pattern": "^[a-z]{1,5}$"},
+    }
     content = schemas["ChatMessage"]["properties"]["content"]
     content["anyOf"] = [shape for shape in content["anyOf"] if shape["type"] != "null"]
     return api

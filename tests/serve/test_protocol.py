@@ -175,6 +175,29 @@ def test_a_remedy_is_spelled_in_json():
         chat(service_tier="flex")
 
 
+def test_a_token_id_that_is_written_in_two_ways_is_refused():
+    error = post("/v1/completions", logit_bias={"5": 1, "05": -1}).json()["error"]
+    assert (error["param"], "2 keys for 1 token ids" in error["message"]) == ("logit_bias", True)
+
+
+def test_more_biases_than_a_vocabulary_has_tokens_are_refused_unread():
+    error = post("/v1/completions", logit_bias={str(index): 1 for index in range(50_001)}).json()["error"]
+    assert error["message"] == "logit_bias may hold at most 50000 items, got 50001"
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"max_completion_tokens": 0}, "max_completion_tokens must be at least 1, got 0"),
+        ({"max_completion_tokens": 10**6}, "max_completion_tokens is 1000000"),
+        ({"max_completion_tokens": 2, "min_tokens": 3}, "min_tokens (3) is more than max_completion_tokens (2)"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs must be from 0 to 20, got 21"),
+    ],
+)
+def test_a_message_names_the_field_as_the_caller_wrote_it(fields, named):
+    assert named in post("/v1/chat/completions", **fields).json()["error"]["message"]
+
+
 def test_true_is_not_one():
     assert post("/v1/completions", best_of=True).status_code == 400
     assert post("/v1/completions", use_beam_search=0).status_code == 400

@@ -361,3 +361,9 @@ def test_a_refusal_is_the_clients_own_error_with_the_parameter(client, stream):
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(model="tiny", input="hi", stream=stream, previous_response_id="resp_1")
     assert caught.value.param == "previous_response_id"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("body", "param"), [({"user": "\ud800"}, "user"), ({"metadata": {"a": "\ud800"}}, "metadata")])
+def test_what_could_not_be_sent_back_is_refused(body, param, stream):
+    assert refused({**body, "stream": stream})["param"] == param

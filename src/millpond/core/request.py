@@ -62,6 +62,7 @@ class Request:
     slot: int | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None
+    error_param: str | None = None
     num_preemptions: int = 0
     num_tokens_at_admission: int = 0
     draft_token_ids: tuple[int, ...] = ()

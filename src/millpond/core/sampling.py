@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from millpond.errors import InvalidRequestError
+from millpond.errors import InvalidRequestError, shown
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1000
@@ -78,7 +78,7 @@ class SamplingParams:
             check_int("seed", self.seed, -(2**63), SEEDS - 1)
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
-                raise InvalidRequestError(f"{name} must be True or False, got {getattr(self, name)!r}", name)
+                raise InvalidRequestError(f"{name} must be True or False, got {shown(getattr(self, name))}", name)
         if self.cache_salt is not None:
             _check_salt(self.cache_salt)
         for name in ("logprobs", "prompt_logprobs"):
@@ -128,7 +128,7 @@ class SamplingParams:
 def _check_salt(salt: object) -> None:
     """Empty it would look like a secret and be everybody's."""
     if not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT_CHARACTERS:
-        got = f"a string of {len(salt)}" if isinstance(salt, str) else f"{salt!r:.100}"
+        got = f"a string of {len(salt)}" if isinstance(salt, str) else shown(salt)
         message = f"cache_salt must be a string of 1 to {MAX_SALT_CHARACTERS} characters, got {got}"
         raise InvalidRequestError(message, "cache_salt")
 
@@ -138,7 +138,7 @@ def _as_tuple(name: str, listed: object) -> tuple[Any, ...]:
         return ()
     # Bytes and mappings have items too, but none that was meant.
     if isinstance(listed, str | bytes | Mapping) or not isinstance(listed, Iterable):
-        raise InvalidRequestError(f"{name} must be a list, got {listed!r:.100}", name)
+        raise InvalidRequestError(f"{name} must be a list, got {shown(listed)}", name)
     return tuple(listed)
 
 
@@ -149,7 +149,7 @@ def _biases(given: object) -> tuple[tuple[int, float], ...]:
     pairs = tuple(given.items()) if isinstance(given, Mapping) else given
     if not isinstance(pairs, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
         raise InvalidRequestError(
-            f"logit_bias must be a mapping of token ids to numbers, got {given!r:.100}", "logit_bias"
+            f"logit_bias must be a mapping of token ids to numbers, got {shown(given)}", "logit_bias"
         )
     for token_id, bias in pairs:
         check_int("logit_bias", token_id, 0, None, "an id of logit_bias")
@@ -160,7 +160,7 @@ def _biases(given: object) -> tuple[tuple[int, float], ...]:
 def check_texts(name: str, texts: object, most: int, most_characters: int) -> None:
     """Raise InvalidRequestError unless `texts` is a list of at most `most` texts that may be looked for."""
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-        raise InvalidRequestError(f"{name} must be a string or a list of strings, got {texts!r:.100}", name)
+        raise InvalidRequestError(f"{name} must be a string or a list of strings, got {shown(texts)}", name)
     if len(texts) > most:
         raise InvalidRequestError(f"{name} may hold at most {most} items, got {len(texts)}", name)
     for text in texts:
@@ -184,16 +184,16 @@ def _check_ids(name: str, token_ids: tuple[object, ...], most: int | None) -> No
 def check_int(name: str, value: object, low: int | None, high: int | None, what: str = "") -> None:
     """Raise InvalidRequestError naming the field unless value is a whole number from low to high."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidRequestError(f"{what or name} must be an integer, got {value!r:.100}", name)
+        raise InvalidRequestError(f"{what or name} must be an integer, got {shown(value)}", name)
     if (low is not None and value < low) or (high is not None and value > high):
         bound = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise InvalidRequestError(f"{what or name} must be {bound}, got {value!r:.100}", name)
+        raise InvalidRequestError(f"{what or name} must be {bound}, got {shown(value)}", name)
 
 
 def check_number(name: str, value: object, low: float, high: float, *, above: bool = False, what: str = "") -> None:
     """Raise InvalidRequestError naming the field unless value is a finite number from low, or above it, to high."""
     if not isinstance(value, int | float) or isinstance(value, bool) or value != value or abs(value) == math.inf:
-        raise InvalidRequestError(f"{what or name} must be a finite number, got {value!r:.100}", name)
+        raise InvalidRequestError(f"{what or name} must be a finite number, got {shown(value)}", name)
     if value > high or value < low or (above and value == low):
         bound = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
-        raise InvalidRequestError(f"{what or name} must be {bound}, got {value!r:.100}", name)
+        raise InvalidRequestError(f"{what or name} must be {bound}, got {shown(value)}", name)

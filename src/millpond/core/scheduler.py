@@ -20,7 +20,7 @@ from millpond.core.door import Door
 from millpond.core.prefix_cache import NOTHING, Link, Prefix, PrefixCache
 from millpond.core.request import FinishReason, Request, RequestState
 from millpond.core.speculation import Drafter, StepLoad
-from millpond.core.step import Admission, ScheduledRequest, SchedulerOutput, StepResult
+from millpond.core.step import Admission, RequestFault, ScheduledRequest, SchedulerOutput, StepResult
 from millpond.errors import ConfigError, InvalidRequestError, InvariantError
 
 
@@ -189,13 +189,14 @@ class Scheduler:
             token_ids = tokens_of.get(each.request_id, ())
             fault = fault_of.get(each.request_id) if fault_of else None
             if fault is not None:
-                self._end(request, FinishReason.ERROR, fault)
+                self._end(request, FinishReason.ERROR, fault.message)
+                request.error_param = fault.param
             else:
                 request.num_computed_tokens += len(each.token_ids) - each.num_drafts
             if token_ids:
                 updates.append(RequestUpdate(request, self._take_in(request, token_ids)))
             elif fault is not None:
-                updates.append(RequestUpdate(request, (), fault))
+                updates.append(RequestUpdate(request, (), fault.message))
             if request.num_computed_tokens >= request.publish_at:
                 self._publish(request)
         return tuple(updates)
@@ -447,10 +448,10 @@ def _admission(request: Request) -> Admission:
 
 def _checked(
     in_flight: tuple[tuple[ScheduledRequest, Request], ...], result: StepResult
-) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+) -> tuple[dict[str, tuple[int, ...]], dict[str, RequestFault]]:
     """Tokens and faults by request id, each scheduled sample answered once. Raises InvariantError otherwise."""
     tokens_of = dict(result.sampled)
-    fault_of = {each.request_id: each.message for each in result.faults}
+    fault_of = {each.request_id: each for each in result.faults}
     answered = tokens_of.keys() | fault_of.keys() if fault_of else tokens_of.keys()
     if len(answered) != len(result.sampled) + len(result.faults):
         answers = [each.request_id for each in result.sampled] + [each.request_id for each in result.faults]

@@ -92,10 +92,14 @@ class RequestScores(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestFault:
-    """A fault that belongs to one request (its logits are not finite, say): it ends with `error`, nobody else does."""
+    """A fault that belongs to one request (its logits are not finite, say): it ends with `error`, nobody else does.
+
+    param names the field of the request that is to blame, where one is.
+    """
 
     request_id: str
     message: str
+    param: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,8 @@ class Answer:
             request.error,
             num_cached_tokens=request.num_hit_tokens,
         )
+        if request.error_param is not None:
+            plain = plain._replace(error_param=request.error_param)
         if self._stops is not None and self._stops.stopped:
             plain = plain._replace(stop_string=self._stops.matched)
         return self._scored(plain) if self._is_scored else plain

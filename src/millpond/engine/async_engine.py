@@ -21,7 +21,14 @@ from millpond.engine.limits import RequestLimits
 from millpond.engine.metrics import EngineMetrics
 from millpond.engine.outputs import RequestOutput
 from millpond.engine.waiting_room import WaitingRoom
-from millpond.errors import EngineDeadError, InvalidRequestError, MillpondError, OverloadedError, SlowReaderError
+from millpond.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    MillpondError,
+    OverloadedError,
+    SlowReaderError,
+    shown,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -331,9 +338,9 @@ def _check_timeout(seconds: float | None, most: float | None) -> None:
     if seconds is None:
         return
     if not seconds > 0:
-        raise InvalidRequestError(f"timeout must be a number of seconds above 0, got {seconds!r}", "timeout")
+        raise InvalidRequestError(f"timeout must be a number of seconds above 0, got {shown(seconds)}", "timeout")
     if most is not None and seconds > most:
-        raise InvalidRequestError(f"timeout may be at most {most:g} s on this server, got {seconds!r}", "timeout")
+        raise InvalidRequestError(f"timeout may be at most {most:g} s on this server, got {shown(seconds)}", "timeout")
 
 
 def _unwrap(item: Item | MillpondError) -> RequestOutput:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from millpond.core.door import Door
 from millpond.core.sampling import SamplingParams
-from millpond.errors import InvalidRequestError
+from millpond.errors import InvalidRequestError, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class RequestLimits:
         # map, min and max run in C: a long prompt is checked without a loop in Python.
         if strange := set(map(type, token_ids)) - {int}:
             bad = next(each for each in token_ids if type(each) in strange)
-            raise InvalidRequestError(f"{param} must hold token ids, which are whole numbers; got {bad!r}", param)
+            raise InvalidRequestError(f"{param} must hold token ids, which are whole numbers; got {shown(bad)}", param)
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
             outside = next(each for each in token_ids if not 0 <= each < self.vocab_size)
             raise InvalidRequestError(

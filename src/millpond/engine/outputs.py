@@ -16,7 +16,7 @@ class RequestOutput(NamedTuple):
     error is set with finish_reason `error`, and only then. scores are those of new_token_ids where the request asks for
     logprobs; prompt_scores, those of all the prompt's tokens but the first, come with the first new token.
     stop_string is the one that ended the answer, where one did. num_cached_tokens of the prompt were found in the
-    prefix cache.
+    prefix cache. error_param names the field of the request that is to blame for its error, where one is.
     """
 
     request_id: str
@@ -30,3 +30,4 @@ class RequestOutput(NamedTuple):
     prompt_scores: tuple[TokenScore, ...] | None = None
     stop_string: str | None = None
     num_cached_tokens: int = 0
+    error_param: str | None = None

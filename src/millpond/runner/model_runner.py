@@ -52,8 +52,11 @@ FIRST_BLOCKS = 4
 # With fewer slots there is still room for the logits of so many of a prompt's rows at once.
 PROMPT_ROWS = 32
 NOTHING_TO_CHOOSE = {
-    NOT_FINITE: NOT_FINITE_MESSAGE,
-    ALL_MASKED: "allowed_token_ids, bad_words and min_tokens together leave no token to choose",
+    NOT_FINITE: (NOT_FINITE_MESSAGE, None),
+    ALL_MASKED: (
+        "allowed_token_ids, bad_words and min_tokens together leave no token to choose",
+        "allowed_token_ids",
+    ),
 }
 
 
@@ -226,7 +229,7 @@ class ModelRunner:
                     own = tuple([scored[first + index] for index in range(len(tokens))])
                     scores.append(RequestScores(each.request_id, own))
             else:
-                faults.append(RequestFault(each.request_id, NOTHING_TO_CHOOSE[rows[0]]))
+                faults.append(RequestFault(each.request_id, *NOTHING_TO_CHOOSE[rows[0]]))
         return tuple(sampled), tuple(faults), tuple(scores)
 
     def _all_logits(self, chunk: ScheduledRequest) -> NDArray[np.float32]:

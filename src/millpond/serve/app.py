@@ -32,6 +32,9 @@ from millpond.text.chat import ChatTemplate
 from millpond.text.tokenizer import Tokenizer
 from millpond.version import __version__
 
+# Of a body, beside the ids or words of its prompts.
+OTHER_ITEMS = 65_536
+
 
 def create_app(
     async_engine: AsyncEngine,
@@ -69,7 +72,9 @@ def create_app(
     install_error_handlers(app)
     app.add_exception_handler(ClientGone, _on_client_gone)
     responses: Counter[tuple[str, int]] = Counter()
-    _add_middleware(app, config, drain, new_id, responses)
+    # A text has hardly more commas than tokens, and no body may have more tokens than these.
+    most_tokens = max(async_engine.load.max_waiting_tokens, async_engine.limits.max_total_tokens)
+    _add_middleware(app, config, drain, new_id, responses, most_tokens + OTHER_ITEMS)
     collector = EngineCollector(async_engine.metrics, context.model_names[0], responses)
     app.include_router(metrics_router(collector))
     makers = (meta_router, completions_router, chat_router, messages_router, responses_router, tokens_router)
@@ -79,10 +84,15 @@ def create_app(
 
 
 def _add_middleware(
-    app: FastAPI, config: ServerConfig, drain: Drain, new_id: Callable[[], str], responses: Counter[tuple[str, int]]
+    app: FastAPI,
+    config: ServerConfig,
+    drain: Drain,
+    new_id: Callable[[], str],
+    responses: Counter[tuple[str, int]],
+    max_items: int,
 ) -> None:
     """What every request passes before a route, innermost first."""
-    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes, max_items=max_items)
     app.add_middleware(DrainGate, drain=drain)
     if config.api_keys:
         app.add_middleware(ApiKeys, keys=config.api_keys)

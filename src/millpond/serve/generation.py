@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,10 +24,15 @@ def renaming(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except InvalidRequestError as error:
-        param = names.get(error.param or "")
-        if param is None:
-            raise
-        raise InvalidRequestError(str(error), param) from error
+        param = names.get(error.param or "", error.param)
+        raise InvalidRequestError(renamed(str(error), names), param) from error
+
+
+def renamed(text: str, names: Mapping[str, str]) -> str:
+    """A message with fields by their other names; one without an underscore may be a word, but for the first."""
+    for name, own in names.items():
+        text = re.sub(rf"\b{name}\b" if "_" in name else rf"^{name}\b", own, text)
+    return text
 
 
 def usage_of(body: GenerationRequest, tally: Tally) -> dict[str, Any]:

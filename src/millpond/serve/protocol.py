@@ -27,7 +27,7 @@ from millpond.core.sampling import (
     SamplingParams,
     check_texts,
 )
-from millpond.errors import InvalidRequestError
+from millpond.errors import InvalidRequestError, shown
 from millpond.serve import refusals
 from millpond.serve.shapes import (
     MAX_PROMPTS,
@@ -46,6 +46,8 @@ from millpond.text.messages import normalize_messages
 
 DEFAULT_COMPLETION_MAX_TOKENS = 16
 MAX_MESSAGES = 10_000
+MAX_BIASES = 50_000
+MAX_FIELDS = 1000
 
 # Variables of a chat template that say what the conversation is, or that the model file sets.
 TEMPLATES_OWN = frozenset(
@@ -70,6 +72,8 @@ class Body(BaseModel):
     def _refuse(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
+        if len(body) > MAX_FIELDS:
+            raise InvalidRequestError(f"an object may have at most {MAX_FIELDS} fields, got {len(body)}")
         return refusals.keep_supported(body, cls.model_fields.keys(), cls.refused, cls.prefix)
 
     def unknown_fields(self) -> list[str]:
@@ -272,12 +276,16 @@ class Conversation(Body):
     def _plain_messages(cls, messages: Any) -> Any:
         _check_length("messages", messages, MAX_MESSAGES)
         if isinstance(messages, list):
+            _check_parts(messages)
             messages = [_supported_part(message, f"messages[{index}].") for index, message in enumerate(messages)]
         return normalize_messages(messages)
 
     @field_validator("chat_template_kwargs", mode="after")
     @classmethod
     def _leave_the_templates_own(cls, variables: dict[str, Any] | None) -> dict[str, Any] | None:
+        if len(variables or ()) > MAX_FIELDS:
+            message = f"chat_template_kwargs may hold at most {MAX_FIELDS} items, got {len(variables or ())}"
+            raise InvalidRequestError(message, "chat_template_kwargs")
         for name in variables or ():
             if name in TEMPLATES_OWN or name.startswith("_"):
                 path = f"chat_template_kwargs.{name[:100]}"
@@ -332,10 +340,17 @@ def _logit_bias(biases: Any) -> Any:
         return None
     if not isinstance(biases, dict):
         raise InvalidRequestError("logit_bias must be an object of token ids and numbers", "logit_bias")
+    if len(biases) > MAX_BIASES:
+        raise InvalidRequestError(f"logit_bias may hold at most {MAX_BIASES} items, got {len(biases)}", "logit_bias")
     for key in biases:
         if not re.fullmatch(r"-?[0-9]{1,10}", str(key), re.ASCII):
-            raise InvalidRequestError(f"logit_bias: {key!r:.100} is not a token id", "logit_bias")
-    return {int(key): bias for key, bias in biases.items()}
+            raise InvalidRequestError(f"logit_bias: {shown(key)} is not a token id", "logit_bias")
+    by_id = {int(key): bias for key, bias in biases.items()}
+    if len(by_id) < len(biases):
+        raise InvalidRequestError(
+            f"logit_bias has {len(biases)} keys for {len(by_id)} token ids: one is written in two ways", "logit_bias"
+        )
+    return by_id
 
 
 def _check_prompt(prompt: Any) -> None:
@@ -368,6 +383,31 @@ def _are_token_ids(value: Any) -> bool:
 def _supported_part(message: Any, prefix: str) -> Any:
     if not isinstance(message, dict):
         return message
+    message = {**message, **_unknown_in_parts(message.get("content"))}
     if message.get("tool_calls") == []:  # as clients keep an answer without any
         message = {name: value for name, value in message.items() if name != "tool_calls"}
     return refusals.keep_supported(message, ChatMessage.model_fields.keys(), refusals.MESSAGE, prefix)
+
+
+def _check_parts(messages: list[Any]) -> None:
+    """Bound the parts of all messages together, and the calls of tools, before each is looked at."""
+    for name in ("content", "tool_calls"):
+        lists = (message.get(name) for message in messages if isinstance(message, dict))
+        count = sum(len(each) for each in lists if isinstance(each, list))
+        if count > MAX_MESSAGES:
+            raise InvalidRequestError(
+                f"the {name} of all messages may hold at most {MAX_MESSAGES} items together, got {count}", "messages"
+            )
+
+
+def _unknown_in_parts(content: Any) -> dict[str, Any]:
+    """What text parts have beside their text, by its path, as further fields of their message: nobody knows it."""
+    if not isinstance(content, list):
+        return {}
+    return {
+        f"content[{index}].{name}": value
+        for index, part in enumerate(content)
+        if isinstance(part, dict) and part.keys() > {"type", "text"}
+        for name, value in part.items()
+        if name not in ("type", "text") and value is not None
+    }

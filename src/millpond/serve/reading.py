@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from millpond.errors import InvalidRequestError
+from millpond.errors import InvalidRequestError, shown
 from millpond.serve.errors import validation_body
 from millpond.serve.protocol import MAX_MESSAGES, Body
 
@@ -29,11 +29,11 @@ def read_object(model: type[B], value: Any, path: str) -> B:
 def read_typed(models: Mapping[str, type[B]], value: Any, path: str) -> B:
     """An object of the model that its type names; there are few, and others are refused by their own name."""
     if not isinstance(value, dict):
-        raise InvalidRequestError(f"{path} must be an object, got {value!r:.100}", path)
+        raise InvalidRequestError(f"{path} must be an object, got {shown(value)}", path)
     kind = value.get("type")
     if not isinstance(kind, str) or kind not in models:
         known = " or ".join(map(repr, models))
-        raise InvalidRequestError(f"{path}.type is {kind!r:.100}; only {known} is supported here", f"{path}.type")
+        raise InvalidRequestError(f"{path}.type is {shown(kind)}; only {known} is supported here", f"{path}.type")
     return read_object(models[kind], value, path)
 
 
@@ -42,7 +42,7 @@ def read_content(models: Mapping[str, type[B]], content: Any, path: str) -> str 
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
-        got = "null" if content is None else f"{content!r:.100}"
+        got = "null" if content is None else shown(content)
         raise InvalidRequestError(f"{path} must be a string or a list of at least one part, got {got}", path)
     check_count(content, path)
     return [read_typed(models, part, f"{path}[{index}]") for index, part in enumerate(content)]

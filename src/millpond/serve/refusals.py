@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from millpond.errors import InvalidRequestError
+from millpond.text.checks import check_unicode
 
 _BOTH: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
@@ -132,10 +133,13 @@ def keep_supported(
     body: Mapping[str, Any], supported: Collection[str], refused: Mapping[str, tuple[Any, ...]], prefix: str = ""
 ) -> dict[str, Any]:
     """A JSON object without the fields that are known and change nothing; InvalidRequestError names the first that
-    would change something and cannot be served. What is not known stays."""
+    would change something and cannot be served, and text that could not be sent back. What is not known stays."""
     kept = {}
     for name, value in body.items():
         path = f"{prefix}{name[:100]}"
+        check_unicode(name, path)
+        if isinstance(value, str):
+            check_unicode(value, path)
         if name in supported or name not in refused:
             kept[name] = value
         elif not _is_neutral(value, refused[name]):

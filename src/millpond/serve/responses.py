@@ -8,7 +8,7 @@ from typing import Any
 from millpond.core.request import FinishReason
 from millpond.core.step import TokenScore
 from millpond.engine.outputs import RequestOutput
-from millpond.errors import EngineError
+from millpond.errors import EngineError, InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,13 @@ class ChoiceText:
 
 
 def reason_of(output: RequestOutput) -> str | None:
-    """`stop`, `length` or None. Raises EngineError for an answer that ended in any other way."""
+    """`stop`, `length` or None. Raises EngineError for an answer that ended in any other way, and InvalidRequestError
+    where that is the request's own doing."""
     reason = output.finish_reason
     if reason is None or reason in (FinishReason.STOP, FinishReason.LENGTH):
         return reason and reason.value
+    if output.error_param is not None:
+        raise InvalidRequestError(output.error or "", output.error_param)
     raise EngineError(output.error or f"the answer ended with {reason.value}")
 
 

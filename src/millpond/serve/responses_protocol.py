@@ -7,11 +7,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from millpond.errors import InvalidRequestError
+from millpond.errors import InvalidRequestError, shown
 from millpond.serve import refusals
 from millpond.serve.protocol import Body
 from millpond.serve.reading import check_count, read_content, read_object
 from millpond.serve.single import Translation, chat_content, chats_alone, shared_fields
+from millpond.text.checks import check_unicode
 
 MAX_METADATA = 16
 MAX_METADATA_CHARACTERS = 512
@@ -76,7 +77,7 @@ class ResponsesRequest(Body):
         if isinstance(items, str):
             return items
         if not isinstance(items, list) or not items:
-            raise InvalidRequestError(f"input must be a string or a list of messages, got {items!r:.100}", "input")
+            raise InvalidRequestError(f"input must be a string or a list of messages, got {shown(items)}", "input")
         check_count(items, "input")
         return [_read_item(item, f"input[{index}]") for index, item in enumerate(items)]
 
@@ -87,6 +88,8 @@ class ResponsesRequest(Body):
             raise InvalidRequestError(
                 f"metadata may hold at most {MAX_METADATA} pairs, got {len(metadata)}", "metadata"
             )
+        for key, text in (metadata or {}).items():
+            check_unicode(key + text, "metadata")
         longest = max((len(text) for pair in (metadata or {}).items() for text in pair), default=0)
         if longest > MAX_METADATA_CHARACTERS:
             raise InvalidRequestError(
@@ -112,7 +115,7 @@ def _read_item(value: Any, path: str) -> MessageItem:
     if isinstance(value, dict):
         kind = value.get("type")
         if kind not in (None, "message"):
-            raise InvalidRequestError(f"{path}.type is {kind!r:.100}; only 'message' is supported", f"{path}.type")
+            raise InvalidRequestError(f"{path}.type is {shown(kind)}; only 'message' is supported", f"{path}.type")
         if isinstance(role := value.get("role"), str) and role in PARTS:
             value = {**value, "content": read_content(PARTS[role], value.get("content"), f"{path}.content")}
     return read_object(MessageItem, value, path)

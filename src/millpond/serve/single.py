@@ -13,6 +13,7 @@ from millpond.engine.outputs import RequestOutput
 from millpond.errors import InvalidRequestError
 from millpond.serve import refusals
 from millpond.serve.context import ServeContext
+from millpond.serve.generation import renamed
 from millpond.serve.protocol import Body, ChatCompletionRequest, Conversation
 from millpond.serve.responses import reason_of
 
@@ -48,11 +49,9 @@ class Translation:
             raise InvalidRequestError(self._renamed(str(error)), param) from error
 
     def _renamed(self, text: str) -> str:
-        """A field's path, or a message; in one, a name without an underscore may be a word, but for the first."""
+        """A field's path, or a message."""
         text = re.sub(r"\bmessages\[(\d+)\](\.content)?", lambda match: self.places[int(match[1])], text, count=1)
-        for name, own in self.names.items():
-            text = re.sub(rf"\b{name}\b" if "_" in name else rf"^{name}\b", own, text)
-        return text
+        return renamed(text, self.names)
 
 
 def chat_content(content: str | list[Any]) -> str | list[dict[str, str]]:

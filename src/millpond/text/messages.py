@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millpond.errors import InvalidRequestError
+from millpond.errors import InvalidRequestError, shown
+from millpond.text.checks import check_unicode
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 PART_SEPARATOR = "\n"
@@ -31,7 +32,7 @@ def _message(path: str, message: object) -> dict[str, Any]:
         raise InvalidRequestError(f"{path} must be an object, got {type(message).__name__}", path)
     role = message.get("role")
     if role not in ROLES:
-        raise InvalidRequestError(f"{path}.role must be one of {', '.join(ROLES)}, got {role!r}", f"{path}.role")
+        raise InvalidRequestError(f"{path}.role must be one of {', '.join(ROLES)}, got {shown(role)}", f"{path}.role")
     result = {key: value for key, value in message.items() if value is not None}
     if "tool_calls" in result:
         result["tool_calls"] = _tool_calls(f"{path}.tool_calls", result["tool_calls"])
@@ -46,7 +47,7 @@ def _content(path: str, content: object, may_be_empty: bool) -> str:
     if content is None and may_be_empty:
         return ""
     if not isinstance(content, list | tuple) or not content:
-        got = "null" if content is None else f"an empty {type(content).__name__}" if not content else repr(content)
+        got = "null" if content is None else f"an empty {type(content).__name__}" if not content else shown(content)
         raise InvalidRequestError(f"{path} must be a string or a list of text parts, got {got}", path)
     return PART_SEPARATOR.join(_text(f"{path}[{index}]", part) for index, part in enumerate(content))
 
@@ -55,10 +56,11 @@ def _text(path: str, part: object) -> str:
     if not isinstance(part, Mapping):
         raise InvalidRequestError(f"{path} must be an object, got {type(part).__name__}", path)
     if part.get("type") != "text":
-        raise InvalidRequestError(f"{path}.type is {part.get('type')!r}; only 'text' is supported", f"{path}.type")
+        raise InvalidRequestError(f"{path}.type is {shown(part.get('type'))}; only 'text' is supported", f"{path}.type")
     text = part.get("text")
     if not isinstance(text, str):
         raise InvalidRequestError(f"{path}.text must be a string, got {type(text).__name__}", f"{path}.text")
+    check_unicode(text, f"{path}.text")
     return text
 
 
@@ -72,9 +74,15 @@ def _tool_call(path: str, call: object) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         raise InvalidRequestError(f"{path} must be an object with a function", path)
+    if not isinstance(function.get("name"), str):
+        name = f"{path}.function.name"
+        raise InvalidRequestError(f"{name} must be a string, got {shown(function.get('name'))}", name)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         arguments = _arguments(f"{path}.function.arguments", arguments)
+    elif arguments is not None and not isinstance(arguments, Mapping):
+        name = f"{path}.function.arguments"
+        raise InvalidRequestError(f"{name} must be a JSON object in a string, got {shown(arguments)}", name)
     return {**call, "function": {**function, "arguments": arguments}}
 
 
