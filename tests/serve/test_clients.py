@@ -1,4 +1,4 @@
-"""The surface as public clients use it: that of OpenAI, and LangChain's over it, against a server on a socket."""
+"""The surface as public clients use it over a socket: those of OpenAI, LangChain, and the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 
 import openai
 import pytest
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import BadRequestError
 
 from helpers import scripted_score
 from tiny_engine import IM_END, ids, make_engine, tiny_tokenizer
@@ -172,3 +174,24 @@ def test_langchain_gets_logprobs_and_several_choices(chain):
     assert [entry["logprob"] for entry in content] == [scripted_score(token, 0).logprob for token in TOKENS]
     (several,) = chain(n=3).generate([[HumanMessage("hi")]]).generations
     assert [each.text for each in several] == [SAID] * 3
+
+
+def test_the_client_of_the_hub_gets_a_whole_answer_and_a_stream_with_scores_and_usage(url):
+    client = InferenceClient(base_url=url, api_key="none")
+    asked = {"model": "tiny", "messages": HELLO, "max_tokens": 20, "logprobs": True, "top_logprobs": 1, "seed": 1}
+    whole = client.chat_completion(**asked)
+    (choice,) = whole.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", SAID, "stop")
+    scores = [scripted_score(token, 0).logprob for token in TOKENS]
+    assert [entry.logprob for entry in choice.logprobs.content] == scores
+    chunks = list(client.chat_completion(**asked, stream=True, stream_options={"include_usage": True}))
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    assert "".join(choice.delta.content or "" for choice in choices) == SAID
+    assert [choice.finish_reason for choice in choices if choice.finish_reason] == ["stop"]
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == len(TOKENS)
+
+
+def test_the_client_of_the_hub_raises_what_is_refused_with_the_fields_name(url):
+    client = InferenceClient(base_url=url, api_key="none")
+    with pytest.raises(BadRequestError, match="top_logprobs"):
+        client.chat_completion(model="tiny", messages=HELLO, logprobs=True, top_logprobs=21)
