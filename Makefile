@@ -11,11 +11,12 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check chaos bench bench-compare bench-peers clean
+.PHONY: help serve test lint check chaos bench bench-compare bench-peers clean
 
 help: ## this list
 	@echo "make serve    install, fetch the model if it is not there, serve it on http://$(HOST):$(PORT) (HOST, PORT, MODEL, ARGS)"
 	@echo "make test     install what the tests need, fetch the demo model, run the tests (ARGS goes to pytest)"
+	@echo "make lint     format, lint and types"
 	@echo "make check    format, lint, types and the control plane's tests: fast, and no model"
 	@echo "make chaos    minutes of 32 clients of every kind against one small server, faults planted (ARGS=--minutes 5)"
 	@echo "make bench    measure decode, prefill and the mixed workload on this machine (MODEL, ARGS)"
@@ -32,6 +33,9 @@ serve: .venv/.installed
 test: .venv/.installed-test
 	@$(BIN)/millpond pull smollm2
 	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/.installed-dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/lint
 
 check: .venv/.installed-dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
