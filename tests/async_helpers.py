@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 
 from millpond.core.sampling import SamplingParams
@@ -48,3 +49,13 @@ def with_started(test, engine, **settings):
 def gated(**settings):
     engine = make_engine(wrap=GatedRunner, **settings)
     return engine, engine.runner
+
+
+async def as_the_loop_turns(async_engine, runner):
+    """Let steps through until nobody waits for one, none ahead of what the loop has handed out."""
+    given = 0
+    while async_engine.num_unfinished:
+        if given <= len(runner.inner.outputs):
+            runner.let_through(1)
+            given += 1
+        await asyncio.sleep(0)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from async_helpers import collect, gated, sampling, settle, with_started
+from async_helpers import as_the_loop_turns, collect, gated, sampling, settle, with_started
 from millpond.config import LoadLimits
 from millpond.engine.call import EngineRequest
 from millpond.errors import InvalidRequestError, OverloadedError, RequestTimeoutError, SlowReaderError
@@ -246,10 +246,10 @@ def test_an_answer_that_nobody_reads_is_ended_at_a_bound_and_its_neighbour_never
     async def test(async_engine):
         unread = async_engine.take([request("unread", max_tokens=1500)])
         reader = asyncio.create_task(collect(async_engine, "read", max_tokens=200))
-        runner.open_for_good()
+        steps = asyncio.create_task(as_the_loop_turns(async_engine, runner))
         assert len(await reader) == 200
-        while async_engine.num_unfinished:
-            await asyncio.sleep(0)
+        await steps
+        runner.open_for_good()
         assert len(unread.mailbox) == 1
         with pytest.raises(SlowReaderError, match=r"\d+ pieces of it were left unread"):
             await rest_of(async_engine, unread)

@@ -16,13 +16,13 @@ from millpond.config import LoadLimits
 from millpond.core.step import SampledTokens, StepResult
 from millpond.serve import open_files
 from millpond.serve.half_open import CONTINUE
-from tiny_engine import BOUND_SECONDS, LETTERS, GatedRunner, make_engine
+from tiny_engine import BOUND_SECONDS, LETTERS, GatedRunner, UnhurriedRunner, make_engine
 from tiny_server import listening
 
 PATH = "/v1/completions"
 BODY = {"prompt": "hi", "max_tokens": 5, "ignore_eos": True}
 ENDLESS = {**BODY, "max_tokens": 9000}
-ROOMY = {"num_blocks": 9000, "max_model_len": 10_000, "audit": False}
+ROOMY = {"num_blocks": 9000, "max_model_len": 10_000, "audit": False, "wrap": UnhurriedRunner}
 
 
 class OneLetterRunner:
@@ -109,7 +109,7 @@ def test_a_client_that_leaves_frees_what_it_had_streamed_or_not(stream, prompt):
         wait_for(lambda: engine.scheduler.num_running == (1 if prompt == "hi" else 3))
         connection.close()
         wait_for(lambda: engine.scheduler.num_running == 0)
-    assert len(engine.runner.outputs) < 9000
+    assert len(engine.runner.inner.outputs) < 9000
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -125,7 +125,7 @@ def test_a_client_that_leaves_the_queue_never_runs(stream):
         assert engine.scheduler.num_running == 1
         running.close()
         wait_for(lambda: not engine.scheduler.requests)
-    assert len({each.request_id for plan in engine.runner.outputs for each in plan.scheduled}) == 1
+    assert len({each.request_id for plan in engine.runner.inner.outputs for each in plan.scheduled}) == 1
 
 
 def test_a_client_that_does_not_read_is_ended_at_a_bound_while_its_neighbour_has_every_token(caplog):

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from async_helpers import as_the_loop_turns
 from millpond.config import LoadLimits
 from millpond.serve.sse import EventStream
 from tiny_engine import FakeClock, GatedRunner, ids, make_engine, run, steps_of, tokenizer_with
@@ -36,16 +37,6 @@ def with_gate(test, *, load=None, clock=None, **settings):
     assert engine.scheduler.requests == {}
     assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
     return engine
-
-
-async def as_the_loop_turns(async_engine, runner):
-    """Let steps through until nobody waits for one, none ahead of what the loop has handed out."""
-    given = 0
-    while async_engine.num_unfinished:
-        if given <= len(runner.inner.outputs):
-            runner.let_through(1)
-            given += 1
-        await asyncio.sleep(0)
 
 
 def turned_away(async_engine):

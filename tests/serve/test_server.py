@@ -257,26 +257,15 @@ def test_a_step_that_fails_ends_its_requests_and_the_server_goes_on(caplog):
 
 
 CODE = """
-import sys, time
+import sys
 sys.path.insert(0, sys.argv[1])
 from millpond.config import ServerConfig
 from millpond.serve.logs import configure_logging
 from millpond.serve.run import serve
-from tiny_engine import GatedRunner, make_engine
+from tiny_engine import GatedRunner, UnhurriedRunner, make_engine
 configure_logging("info", "text")
 
-
-class Unhurried:
-    # Like a forward pass, a step lets go of the interpreter: or the event loop falls behind, and readers with it.
-    def __init__(self, inner):
-        self.inner = inner
-
-    def execute(self, output):
-        time.sleep(0.001)
-        return self.inner.execute(output)
-
-
-wrap = GatedRunner if sys.argv[3] == "stuck" else Unhurried
+wrap = GatedRunner if sys.argv[3] == "stuck" else UnhurriedRunner
 engine = make_engine(num_blocks=30_000, max_model_len=100_000, audit=False, wrap=wrap)
 config = ServerConfig(drain_timeout=float(sys.argv[2]))
 serve(engine, port=0, config=config, notify=lambda line: None, on_ready=lambda it: print(it.url, flush=True))
