@@ -54,7 +54,7 @@ def server(engine):
 def narrowed(api):
     """A description whose every value the tiny model can serve: its own ids and names, short prompts and answers."""
     schemas = api["components"]["schemas"]
-    for name in ("CompletionRequest", "ChatCompletionRequest"):
+    for name in ("CompletionRequest", "ChatCompletionRequest", "MessagesRequest", "ResponsesRequest"):
         fields = schemas[name]["properties"]
         for field, most in {"n": 3, "max_tokens": 8, "max_completion_tokens": 8, "min_tokens": 0}.items():
             fields.get(field, {})["maximum"] = most
