@@ -6,6 +6,7 @@ Connections are pairs of sockets in this process: what one end has written, the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import selectors
 import socket
 from collections.abc import Awaitable, Callable
@@ -55,12 +56,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return await super().create_connection(protocol_factory, sock=ours)
 
     async def _attend(self, reader, writer) -> None:
-        try:
-            await self._serve(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the client hung up
-        finally:
-            writer.close()
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await self._serve(reader, writer)  # until the client hangs up
 
 
 def run_virtually(work: Callable[[], Awaitable[T]], serve: Serve | None = None) -> T:

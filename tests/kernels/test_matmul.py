@@ -311,10 +311,10 @@ def test_a_channel_taken_out_spares_its_group_the_coarse_scale(isa, kind):
     assert error(layer, weights) < coarse / 20
 
 
-def parts_of(runs, stride, calls, indices) -> list[tuple[int, int]]:
+def parts_of(runs, stride, size, calls, indices) -> list[tuple[int, int]]:
     """Address and number of the cache lines that each of the calls fetches, for runs of memory from 4096 on."""
     errand = np.zeros(ERRAND_SIZE, np.int64)
-    set_errand(errand, 4096, stride, stride, runs.ctypes.data, len(runs), calls)
+    set_errand(errand, 4096, stride, size, runs.ctypes.data, len(runs), calls)
     out = np.zeros(2, np.int64)
     parts = []
     for index in indices:
@@ -323,10 +323,11 @@ def parts_of(runs, stride, calls, indices) -> list[tuple[int, int]]:
     return parts
 
 
+@pytest.mark.parametrize("apart", [1, 30])
 @pytest.mark.parametrize(("runs", "lines", "calls"), [(5, 12, 40), (5, 12, 5), (7, 3, 100), (1, 64, 64), (3, 10, 11)])
-def test_an_errand_fetches_every_line_of_every_run_in_its_calls(runs, lines, calls):
-    numbers, stride, fetched = np.arange(runs) * 3 + 1, lines * 64, set()
-    for start, count in parts_of(numbers, stride, calls, range(calls)):
+def test_an_errand_fetches_every_line_of_every_run_in_its_calls(runs, lines, calls, apart):
+    numbers, stride, fetched = np.arange(runs) * 3 + 1, apart * lines * 64, set()
+    for start, count in parts_of(numbers, stride, lines * 64, calls, range(calls)):
         fetched |= set(range(start, start + 64 * count, 64))
     wanted = {4096 + run * stride + line * 64 for run in numbers.tolist() for line in range(lines)}
     assert wanted <= fetched
@@ -335,7 +336,7 @@ def test_an_errand_fetches_every_line_of_every_run_in_its_calls(runs, lines, cal
 
 @pytest.mark.parametrize(("runs", "calls", "index"), [(0, 10, 0), (2, 2, 2), (2, 2, 500)])
 def test_an_errand_of_nothing_or_beyond_its_end_fetches_nothing(runs, calls, index):
-    assert parts_of(np.arange(runs), 640, calls, [index])[0][1] == 0
+    assert parts_of(np.arange(runs), 640, 640, calls, [index])[0][1] == 0
 
 
 def test_an_errand_that_was_never_set_fetches_nothing():

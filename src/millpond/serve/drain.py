@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,7 +26,7 @@ class Drain:
 
     async def receive(self, receive: Receive) -> Message:
         """A part of a body. Raises HTTPException (503) once the server takes no more requests."""
-        try:
+        with contextlib.suppress(TimeoutError):  # of begin(), and what follows says so
             if not self.begun:
                 async with asyncio.timeout(None) as upload:
                     self._uploads.add(upload)
@@ -33,8 +34,6 @@ class Drain:
                         return await receive()
                     finally:
                         self._uploads.discard(upload)
-        except TimeoutError:
-            pass
         raise HTTPException(503, "the server is shutting down", {"Retry-After": "1"})
 
 
