@@ -28,14 +28,15 @@ GROUP_TOKENS = 8  # consecutive tokens of one sequence that attend together and 
 
 
 @intrinsic(prefer_literal=True)
-def score_tile(typingctx, isa, kv, rows, q, ldq, k, scores, ldscores, scale, head_dim):
-    """scores[0:rows, 0:16] = scale * q @ k for one block. q: rows as kv, the kind of cache, wants them."""
+def score_tile(typingctx, isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, scale, head_dim):
+    """scores[0:rows, 0:16] = scale * q @ k for one block. q: rows as kv, the kind of cache, wants them; k_scales: of an
+    8-bit cache."""
     isa_, kv_, rows_ = isa.literal_value, kv.literal_value, rows.literal_value
     bf16_ = kv_ == BF16_KV
 
     def codegen(context, builder, signature, args):
         ir = Ir(builder, isa_)
-        q, ldq, k, scores, lds, scale, head_dim = args[3:]
+        q, ldq, k, k_scales, scores, lds, scale, head_dim = args[3:]
         steps, size = 8, ir.together(rows_, 3)
         dims = {F32_KV: steps, BF16_KV: 2 * steps, INT8_KV: DIMS}[kv_]
         factor, count = ir.splat(scale), builder.sdiv(head_dim, I64(dims))
@@ -52,7 +53,7 @@ def score_tile(typingctx, isa, kv, rows, q, ldq, k, scores, ldscores, scale, hea
 
         def totals(q_row):
             if kv_ == INT8_KV:
-                return ir.loop(count, [ir.zero()] * size, partial(score_dims, ir, k, head_dim, q_row))
+                return ir.loop(count, [ir.zero()] * size, partial(score_dims, ir, k, k_scales, head_dim, q_row))
             acc = ir.loop(count, [ir.zero()] * (2 * size), partial(some_dims, q_row))
             return map(builder.fadd, acc[:size], acc[size:])
 
@@ -65,7 +66,7 @@ def score_tile(typingctx, isa, kv, rows, q, ldq, k, scores, ldscores, scale, hea
         ir.loop(I64(rows_ // size), [], some_rows)
         return context.get_dummy_value()
 
-    args = [types.int64] * 5 + [types.float32, types.int64]
+    args = [types.int64] * 6 + [types.float32, types.int64]
     return types.void(isa, kv, rows, *args), codegen
 
 
@@ -75,17 +76,17 @@ def _block_at(ir, base, block_bytes, table, i):
 
 
 @intrinsic(prefer_literal=True)
-def softmax_row(typingctx, kv, scores, length, blocks, table, v, block_bytes, head_dim):
+def softmax_row(typingctx, kv, scores, length, blocks, table, v_scales, block_bytes):
     """exp(scores[i] - max) for i < length, 0 from there to 16 * blocks, written over the scores; returns 1 / sum.
 
-    What is written has the cache's type; a bfloat16 row takes the first half of the room of its scores. The values'
-    scales are in the blocks of an 8-bit cache, which are found as in value_tile.
+    What is written has the cache's type; a bfloat16 row takes the first half of the room of its scores. v_scales:
+    of an 8-bit cache, block_bytes from one block to the next.
     """
     kv_ = kv.literal_value
 
     def codegen(context, builder, signature, args):
         ir = Ir(builder)
-        scores, length, blocks, table, v, block_bytes, head_dim = args[1:]
+        scores, length, blocks, table, v_scales, block_bytes = args[1:]
         lanes = Constant(V16I32, list(range(16)))
         own_blocks = builder.sdiv(builder.add(length, I64(BLOCK - 1)), I64(BLOCK))
         lowest = ir.const(V16F32, -3.0e38)
@@ -104,7 +105,7 @@ def softmax_row(typingctx, kv, scores, length, blocks, table, v, block_bytes, he
 
         def put(i, value, inside):
             if kv_ == INT8_KV:
-                put_probabilities(ir, scores, _block_at(ir, v, block_bytes, table, i), head_dim, i, value, inside)
+                put_probabilities(ir, scores, _block_at(ir, v_scales, block_bytes, table, i), i, value, inside)
             elif kv_ == BF16_KV:
                 ir.store(ir.to_bf16(value), ir.at(scores, ir.times(i, 32)))
             else:
@@ -122,7 +123,7 @@ def softmax_row(typingctx, kv, scores, length, blocks, table, v, block_bytes, he
         ir.loop(rest, [], lambda i, _: put(builder.add(own_blocks, i), ir.zero(), nowhere) or [])
         return builder.fdiv(F32(1.0), total)
 
-    return types.float32(kv, *[types.int64] * 7), codegen
+    return types.float32(kv, *[types.int64] * 6), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -139,7 +140,7 @@ def value_tile(typingctx, isa, kv, rows, vectors, p, ldp, table, blocks, v, bloc
         def block(p_row, v, i, acc):
             acc, values = list(acc), _block_at(ir, v, block_bytes, table, i)
             if kv_ == INT8_KV:
-                return value_block(ir, vectors, row_bytes, p_row, values, i, acc)
+                return value_block(ir, vectors, p_row, values, i, acc)
             for step in range(BLOCK // 2 if bf16_ else BLOCK):
                 row = ir.at(values, builder.mul(row_bytes, I64(step)))
                 loaded = [ir.load(V16I32 if bf16_ else V16F32, row, 64 * j) for j in range(vectors)]
@@ -157,7 +158,8 @@ def value_tile(typingctx, isa, kv, rows, vectors, p, ldp, table, blocks, v, bloc
 
             def some_vectors(j, _):
                 first = ir.times(j, 64 * vectors)
-                acc = ir.loop(blocks, [ir.zero()] * (rows * vectors), partial(block, p_row, ir.at(v, first)))
+                own = ir.at(v, ir.times(first, 4) if kv_ == INT8_KV else first)
+                acc = ir.loop(blocks, [ir.zero()] * (rows * vectors), partial(block, p_row, own))
                 for x, total in enumerate(acc):
                     r = row[x // vectors]
                     factor = ir.load_splat(F32, ir.at(factors, ir.times(r, 4)))
@@ -175,15 +177,15 @@ def value_tile(typingctx, isa, kv, rows, vectors, p, ldp, table, blocks, v, bloc
 
 
 @njit(cache=True, nogil=True)
-def score(isa, kv, rows, q, ldq, k, scores, ldscores, scale, head_dim):
+def score(isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, scale, head_dim):
     """score_tile as a function to be compiled on its own, once for each (isa, kv, rows)."""
-    score_tile(isa, kv, rows, q, ldq, k, scores, ldscores, scale, head_dim)
+    score_tile(isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, scale, head_dim)
 
 
 @njit(cache=True, nogil=True)
-def softmax(kv, scores, length, blocks, table, v, block_bytes, head_dim, factor):
+def softmax(kv, scores, length, blocks, table, v_scales, block_bytes, factor):
     """softmax_row as a function to be compiled on its own; 1 / sum goes to the float32 at address `factor`."""
-    put_float(factor, softmax_row(kv, scores, length, blocks, table, v, block_bytes, head_dim))
+    put_float(factor, softmax_row(kv, scores, length, blocks, table, v_scales, block_bytes))
 
 
 @njit(cache=True, nogil=True)
@@ -193,33 +195,38 @@ def value(isa, kv, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors
 
 
 @njit(cache=True, nogil=True)
-def attend(tiles, keys, values, kv_head, rows, per_token, length, table, q, q_bytes, o, head_dim, scores, factors):
+def attend(
+    tiles, keys, values, key_scales, value_scales, kv_head, rows, per_token, length, table,
+    q, q_bytes, o, head_dim, scores, factors,
+):  # fmt: skip
     """`rows` query rows of one K/V head and one sequence, `per_token` rows a token, consecutive tokens.
 
-    keys, values: one layer's cache [blocks, kv_heads, ...]. The first token's context is `length` positions, the next
+    keys, values and, of an 8-bit cache, their scales: one layer's [blocks, kv_heads, ...]. The first token's context is `length` positions, the next
     one's one more. table: int64, the sequence's blocks. q: address of the rows as the cache wants them, q_bytes apart;
     o: of head_dim float32 for each. scores: float32 scratch [rows, >= 16 * blocks]; factors: float32 [rows].
     """
     blocks = (length + rows // per_token - 1 + BLOCK - 1) // BLOCK
     k, v = address(keys) + kv_head * keys.strides[1], address(values) + kv_head * values.strides[1]
+    k_scales = address(key_scales) + kv_head * key_scales.strides[1]
+    v_scales = address(value_scales) + kv_head * value_scales.strides[1]
     o_bytes, score_bytes = head_dim * 4, scores.strides[0]
     scale = np.float32(1) / np.sqrt(np.float32(head_dim))
     for b in range(blocks):
-        k_b = k + table[b] * keys.strides[0]
+        k_b, scales_b = k + table[b] * keys.strides[0], k_scales + table[b] * key_scales.strides[0]
         for r in range(0, rows, TILE_ROWS):
             n, at_q, at_s = min(TILE_ROWS, rows - r), q + r * q_bytes, address(scores) + r * score_bytes + 64 * b
-            call(tiles.score[n], 0, 0, n, at_q, q_bytes, k_b, at_s, score_bytes, scale, head_dim)
+            call(tiles.score[n], 0, 0, n, at_q, q_bytes, k_b, scales_b, at_s, score_bytes, scale, head_dim)
     for r in range(rows):
         at_s = address(scores) + r * score_bytes
         call(
-            tiles.softmax, 0, at_s, length + r // per_token, blocks, address(table), v, values.strides[0], head_dim,
+            tiles.softmax, 0, at_s, length + r // per_token, blocks, address(table), v_scales, value_scales.strides[0],
             address(factors) + 4 * r,
         )  # fmt: skip
     for r in range(0, rows, TILE_ROWS):
         n, p, f = min(TILE_ROWS, rows - r), address(scores) + r * score_bytes, address(factors) + 4 * r
         dim, at_o = 0, o + r * o_bytes
         while dim < head_dim:
-            vectors = 4 if dim + 64 <= head_dim else 1  # 64 or 16 dimensions, each 4 bytes of a row in both layouts
+            vectors = 4 if dim + 64 <= head_dim else 1  # 64 or 16 dimensions
             call(
                 tiles.value[n, vectors],
                 0,
@@ -230,7 +237,7 @@ def attend(tiles, keys, values, kv_head, rows, per_token, length, table, q, q_by
                 score_bytes,
                 address(table),
                 blocks,
-                v + 4 * dim,
+                v + dim * (BLOCK if values.itemsize == 1 else 4),
                 values.strides[0],
                 f,
                 at_o + 4 * dim,

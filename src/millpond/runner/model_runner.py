@@ -31,6 +31,7 @@ from millpond.model.arrays import (
     KVCache,
     Scratch,
     Weights,
+    block_places,
     kv_storage,
     new_kv_cache,
     new_scratch,
@@ -91,7 +92,9 @@ class ModelRunner:
         self._per_block = block_size // BLOCK
         self._first_blocks = FIRST_BLOCKS * max_num_seqs * self._per_block
         self._weights: Weights = new_weights(config, packed, max(max_model_len, PROBE_TOKENS))
-        self._cache: KVCache = new_kv_cache(config, num_blocks * self._per_block, self._kv_dtype)
+        self._num_blocks = num_blocks * self._per_block  # the kernels'
+        self._places = block_places(config, max(self._num_blocks, PROBE_TOKENS))
+        self._cache: KVCache = new_kv_cache(config, self._num_blocks, self._kv_dtype)
         self._scratch: Scratch = new_scratch(
             config,
             self._kv_dtype,
@@ -146,7 +149,7 @@ class ModelRunner:
         cache = new_kv_cache(config, blocks * self._per_block, self._kv_dtype)
         count = len(tokens)
         scratch = new_scratch(
-            config, self._kv_dtype, rows=count, sampled=count, max_model_len=len(cache.keys[0]) * BLOCK, threads=1
+            config, self._kv_dtype, rows=count, sampled=count, max_model_len=blocks * self._per_block * BLOCK, threads=1
         )
 
         def probe() -> None:
@@ -240,8 +243,8 @@ class ModelRunner:
 
     def _batch(self, scheduled: Sequence[ScheduledRequest]) -> Batch:
         # Lists, and an array of each at the end: with few rows, calls of numpy take longer than all their arithmetic.
-        tokens, positions, places, cleared = [], [], [], []
-        groups, tables, starts, sampled = [], [], [0], []
+        tokens, positions, slots, cleared = [], [], [], []
+        groups, tables, sampled = [], [], []
         widest = max([len(each.block_ids) for each in scheduled], default=0) * self._per_block
         for sequence, each in enumerate(scheduled):
             table, row = self._table(each.block_ids), len(tokens)
@@ -249,7 +252,7 @@ class ModelRunner:
             own = range(first, first + count)
             tokens += each.token_ids
             positions += own
-            places += [table[position // BLOCK] * BLOCK + position % BLOCK for position in own]
+            slots += [table[position // BLOCK] * BLOCK + position % BLOCK for position in own]
             cleared += [0] * count
             last_offset = own[-1] % BLOCK
             if count > last_offset:  # the block of the last token begins in this chunk
@@ -260,18 +263,15 @@ class ModelRunner:
                 sampled += range(row + count - 1 - each.num_drafts, row + count)
             tables += table
             tables += [0] * (widest - len(table))
-            starts.append(starts[-1] + blocks_for_length(first + count, BLOCK))
-        table_rows, ends = np.array(tables, np.int64).reshape(len(scheduled), widest), np.array(starts, np.int64)
+        blocks, offsets = np.divmod(np.array(slots, np.int64), BLOCK)
         return Batch(
             np.array(tokens, np.int64),
             np.array(positions, np.int64),
-            np.array(places, np.int64),
+            self._places[blocks] * BLOCK + offsets,
             np.array(cleared, np.int64),
             np.array(groups, np.int64).reshape(-1, 4),
-            table_rows,
+            self._places[np.array(tables, np.int64).reshape(len(scheduled), widest)],
             np.array(sampled, np.int64),
-            table_rows[np.arange(widest) < np.diff(ends)[:, None]],
-            ends,
         )
 
     def _table(self, block_ids: Sequence[int]) -> Sequence[int]:
@@ -285,7 +285,7 @@ class ModelRunner:
 
         For evaluation and tests: it overwrites the cache's first blocks, so no request may be running.
         """
-        room = min(self._max_model_len, self._cache.keys.shape[1] * BLOCK)
+        room = min(self._max_model_len, self._num_blocks * BLOCK)
         if not 0 < len(token_ids) <= room:
             raise ValueError(f"from 1 to {room} tokens have room here, got {len(token_ids)}")
         if min(token_ids) < 0 or max(token_ids) >= self.config.vocab_size:
@@ -307,7 +307,7 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Compile (or load) everything that a step can call, and use the memory of the first steps once: no request
         waits for the one, or for the system to find and clear pages."""
-        touch(self._cache, self._scratch, self._first_blocks)
+        touch(self._cache, self._scratch, self._places[: min(self._first_blocks, self._num_blocks)])
         self.logits([0])
         self.sampler.warm_up()
 
