@@ -280,7 +280,7 @@ class Scheduler:
             if request.num_tokens <= len(request.block_ids) * size:  # as in nearly every step
                 grown += 1
                 continue
-            block_ids = self.pool.allocate(self._blocks_needed(request) - len(request.block_ids))
+            block_ids = self._allocate(request, self._blocks_needed(request) - len(request.block_ids))
             if block_ids is None:
                 # The running are in arrival order, so the last one is the youngest, and has not grown yet.
                 preempted.append(self._preempt(self.running[-1]))
@@ -288,6 +288,9 @@ class Scheduler:
                 request.block_ids += block_ids
                 grown += 1
         return tuple(preempted)
+
+    def _allocate(self, request: Request, num_blocks: int) -> list[int] | None:
+        return self.pool.allocate(num_blocks, request.block_ids[-1])
 
     def _preempt(self, victim: Request) -> str:
         generated = victim.num_tokens - victim.num_tokens_at_admission
@@ -356,7 +359,7 @@ class Scheduler:
 
     def _start(self, request: Request, need: int, found: list[int]) -> None:
         self.pool.share(found)  # first, so that none of them is evicted for the others
-        block_ids = self.pool.allocate(need - len(found))
+        block_ids = self.pool.allocate(need - len(found), found[-1] if found else None)
         if block_ids is None:
             raise InvariantError(f"request {request.request_id}: {need} blocks wanted, {self.pool.num_free} free")
         request.move_to(RequestState.RUNNING)
@@ -406,7 +409,7 @@ class Scheduler:
             most = most if left is None else min(most, left)
             drafts = drafter.draft(request, most, load) if most > 0 else ()
             need = blocks_for_length(request.num_tokens + len(drafts), self.block_size)
-            request.block_ids += self.pool.allocate(need - len(request.block_ids)) or ()
+            request.block_ids += self._allocate(request, need - len(request.block_ids)) or ()
             request.draft_token_ids = drafts
             self.counters.drafted_tokens += len(drafts)
             self.counters.forward_tokens += len(drafts)

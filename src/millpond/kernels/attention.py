@@ -201,9 +201,10 @@ def attend(
 ):  # fmt: skip
     """`rows` query rows of one K/V head and one sequence, `per_token` rows a token, consecutive tokens.
 
-    keys, values and, of an 8-bit cache, their scales: one layer's [blocks, kv_heads, ...]. The first token's context is `length` positions, the next
-    one's one more. table: int64, the sequence's blocks. q: address of the rows as the cache wants them, q_bytes apart;
-    o: of head_dim float32 for each. scores: float32 scratch [rows, >= 16 * blocks]; factors: float32 [rows].
+    keys, values and, of an 8-bit cache, their scales: one layer's [blocks, kv_heads, ...]. The first token's context is
+    `length` positions, the next one's one more. table: int64, the sequence's blocks. q: address of the rows as the
+    cache wants them, q_bytes apart; o: of head_dim float32 for each. scores: float32 scratch [rows, >= 16 * blocks];
+    factors: float32 [rows].
     """
     blocks = (length + rows // per_token - 1 + BLOCK - 1) // BLOCK
     k, v = address(keys) + kv_head * keys.strides[1], address(values) + kv_head * values.strides[1]

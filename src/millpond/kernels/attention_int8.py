@@ -17,8 +17,9 @@ from millpond.kernels.simd import F32, I32, I64, V16F32, V16I8, V16I16, V16I32, 
 #     values  codes, [head_dim/16][4][16][4]: four positions of a dimension side by side, 16 dimensions after the other
 #             scales, float32 [16]
 #
-# and the scales stand in arrays of their own: codes of blocks that follow each other are then read line after line, which
-# is what a processor fetches ahead by itself. Beside these,
+# and the scales stand in arrays of their own: codes of blocks that follow each other are then read line after line,
+# which is what a processor fetches ahead by itself. Beside these,
+#
 #     a query: [head_dim] codes, then for each 16 dimensions [float32 scale, int32 -128 * sum of codes]
 #     the probabilities of a row: for each block 16 codes, a float32 scale, and room
 #
@@ -88,7 +89,7 @@ def quantise_query(typingctx, x, target, head_dim):
 
 @intrinsic
 def put_key_int8(typingctx, x, block, scales, offset, head_dim):
-    """head_dim floats at x as the key of position `offset` of the block whose codes and scales are at these addresses."""
+    """head_dim floats at x as the key of position `offset` of a block; the addresses of its codes and of its scales."""
 
     def codegen(context, builder, signature, args):
         ir, (x, block, scales, offset, head_dim) = Ir(builder), args
@@ -114,8 +115,8 @@ def put_key_int8(typingctx, x, block, scales, offset, head_dim):
 
 @intrinsic
 def put_value_int8(typingctx, x, block, scales, offset, head_dim):
-    """head_dim floats at x as the value of position `offset` of the block whose codes and scales are at these addresses;
-    bytes are written one by one, since another thread may write those between them."""
+    """head_dim floats at x as the value of position `offset` of a block; bytes are written one by one, since another
+    thread may write those between them."""
 
     def codegen(context, builder, signature, args):
         ir, (x, block, scales, offset, head_dim) = Ir(builder), args

@@ -203,7 +203,8 @@ def gemm_tile(
 
     a: int8, bfloat16 or float32 [rows][K] as the kind wants it. sums: for each row [K/64][float32 scale, int32 -128 *
     sum of codes], then its values of the outlier channels. groups: of 64 inputs, or of 32 for BF16 and F32. With each
-    block of rows it fetches `near_count` cache lines from `near` on, the next ones with the next. unpacked: where FIRST_U4 leaves itself as a U8 tile.
+    block of rows it fetches `near_count` cache lines from `near` on, the next ones with the next. unpacked: where
+    FIRST_U4 leaves itself as a U8 tile.
     """
     isa_, kind_, rows_ = isa.literal_value, kind.literal_value, rows.literal_value
 

@@ -400,6 +400,7 @@ def _copy_pool(pool: BlockPool, cache: PrefixCache | None) -> BlockPool:
     twin = BlockPool.__new__(BlockPool)
     twin.num_blocks, twin.cache, twin._ref_counts = pool.num_blocks, cache, pool._ref_counts.copy()
     twin._free, twin._findable = pool._free.copy(), pool._findable.copy()
+    twin._free_in_run, twin._free_runs = pool._free_in_run.copy(), pool._free_runs.copy()
     return twin
 
 

@@ -50,9 +50,9 @@ class KVCache(NamedTuple):
     """keys, values [layers, places, kv_heads, ...]: uint16 (bfloat16 bits), float32, or uint8, as attention.py and
     attention_int8.py draw them; key_scales, value_scales: uint8, as wide as 8-bit numbers want them, or 0.
 
-    RUN blocks that follow each other stand side by side, [runs, layers, kv_heads, keys and values, RUN], so that what a
-    head reads of a sequence whose blocks do is a run of memory, which the processor fetches ahead by itself. An array is
-    a view in which a block has the same place in every layer and head, places of blocks being those of block_places.
+    RUN blocks that follow each other stand side by side, [runs, layers, kv_heads, keys and values, RUN]: what a head
+    reads of a sequence that has them is a run of memory, which the processor fetches ahead by itself. An array is a
+    view in which a block has the same place in every layer and head; block_places says which.
     """
 
     keys: NDArray[np.generic]
