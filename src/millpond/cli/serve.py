@@ -24,14 +24,17 @@ from millpond.cli.options import (
     MaxNumBatchedTokens,
     MaxNumSeqs,
     ModelArgument,
+    Policy,
     PrefixCache,
     Speculative,
     SpeculativeTokens,
+    TenantWeights,
     Threads,
     Watermark,
     WatermarkBlocks,
     examples,
     parse_port,
+    parse_weights,
 )
 from millpond.cli.server_options import (
     LOAD_DEFAULTS,
@@ -73,6 +76,7 @@ EXAMPLES = examples(
     "millpond serve smollm2 --watermark-blocks 8 --audit",
     "millpond serve smollm2 --speculative ngram",
     "millpond serve smollm2 --kv-dtype int8",
+    "millpond serve smollm2 --policy fair --api-key-file keys.txt --tenant-weight key1=3",
     "millpond serve smollm2 --host 0.0.0.0 --api-key-file keys.txt --tls-cert cert.pem --tls-key key.pem",
     "millpond serve smollm2 --log-format json --drain-timeout 60",
     "millpond serve smollm2 --itl-target 20 --max-waiting-requests 100 --queue-timeout 30",
@@ -113,6 +117,8 @@ def serve(
     prefix_cache: PrefixCache = DEFAULTS.prefix_cache,
     speculative: Speculative = DEFAULTS.speculative,
     speculative_tokens: SpeculativeTokens = DEFAULTS.speculative_tokens,
+    policy: Policy = DEFAULTS.policy,
+    tenant_weights: TenantWeights = None,
     audit: Annotated[bool, typer.Option("--audit", help="Check every invariant after every step (slow).")] = False,
     served_model_name: ServedModelName = None,
     seed: Annotated[int, typer.Option("--seed", help="Key of the seeds of requests that bring none.")] = DEFAULTS.seed,
@@ -135,6 +141,7 @@ def serve(
     strict: Strict = False,
 ) -> None:
     settings, given = context.ensure_object(Settings), dict(context.params)
+    given["tenant_weights"] = parse_weights(tenant_weights)
     config, load = EngineConfig(**_of(EngineConfig, given)), LoadLimits(**_of(LoadLimits, given))
     given["api_keys"] = api_keys(api_key or (), api_key_file, settings.api_keys)
     given["cors_origins"] = tuple(cors_origin or ())

@@ -17,9 +17,12 @@ from millpond.cli.options import (
     MaxNumBatchedTokens,
     MaxNumSeqs,
     Plot,
+    Policy,
+    TenantWeights,
     Watermark,
     WatermarkBlocks,
     examples,
+    parse_weights,
 )
 from millpond.cli.settings import Settings
 from millpond.config import EngineConfig
@@ -50,6 +53,7 @@ EXAMPLES = examples(
     "millpond simulate --requests 10000 --rate 6",
     "millpond simulate --cost steps.jsonl --rate 6 --burstiness 3 --ttft-slo 1 --itl-slo 0.1 --plot run.png",
     "millpond simulate --trace requests.jsonl --max-num-seqs 32 --blocks 512 --json",
+    "millpond simulate --trace requests.jsonl --policy fair --tenant-weight a=2",
     "millpond simulate --cost steps.jsonl --requests 100 --rate 4 --against smollm2",
 )
 
@@ -189,6 +193,8 @@ def simulate(
     ] = None,
     watermark: Watermark = DEFAULTS.watermark,
     watermark_blocks: WatermarkBlocks = None,
+    policy: Policy = DEFAULTS.policy,
+    tenant_weights: TenantWeights = None,
     against: Annotated[
         str | None, typer.Option("--against", metavar="MODEL", help="Run the workload on this model as well.")
     ] = None,
@@ -209,6 +215,8 @@ def simulate(
         watermark=watermark,
         watermark_blocks=watermark_blocks,
         prefix_cache=False,
+        policy=policy,
+        tenant_weights=parse_weights(tenant_weights),
     )
     slo = traffic.slo_of(ttft_slo, itl_slo)
     model = traffic.cost_model(cost)

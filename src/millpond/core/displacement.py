@@ -1,4 +1,4 @@
-"""Who must go so that the head of the waiting can start: nobody, or some of the last in order, if the policy says so."""
+"""Who must go so that the head of the waiting can start: nobody, or some of the last in order, as the policy says."""
 
 from __future__ import annotations
 

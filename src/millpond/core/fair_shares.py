@@ -1,7 +1,7 @@
 """The fair policy: every tenant gets its turn, and tokens are shared by weight.
 
 Turns are deficit round robin, paid afterwards: a tenant owes the tokens that were computed for it, divided by its
-weight, and each turn that passes it by forgives it a QUANTUM; one that owes a QUANTUM or more is passed by.
+weight. When its turn comes it is let off a QUANTUM, and has its requests started while it owes less than nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from operator import attrgetter
 from millpond.core.request import NEVER, Request
 
 QUANTUM = 256  # tokens
+MOST_TURNS = 64  # that anybody sits out for what it has had
 
 
 @dataclass(slots=True, eq=False)
@@ -84,11 +85,12 @@ class Fair:
             if tenant.owed < self.quantum:  # as most often the first of them
                 break
         else:
-            tenant = min(turns.values(), key=self._turns_to_wait)
+            tenant = min(turns.values(), key=self._turns_until)
         return next(iter(tenant.line.values()))
 
-    def _turns_to_wait(self, tenant: Tenant) -> int:
-        return int(tenant.owed // self.quantum)
+    def _turns_until(self, tenant: Tenant) -> int:
+        """The how manyth of its turns is the next to start a request; 0 for the one that it has now."""
+        return int(tenant.owed // self.quantum) + 1
 
     def outranks(self, head: Request, running: Request) -> bool:
         return head.rank[0] == 0 and head.rank < running.rank
@@ -96,21 +98,28 @@ class Fair:
     def start(self, request: Request) -> None:
         tenant = self.tenants[request.tenant]
         if self.preempted.pop(request.ticket, None) is None:
-            self._pass_turns(self.busy if tenant.num_running else self.idle, tenant)
+            self._pass_turns(tenant)
             del tenant.line[request.request_id]
             request.ticket, self.next_ticket = self.next_ticket, self.next_ticket + 1
-            tenant.owed += (request.num_tokens - request.num_computed_tokens) / tenant.weight
+            self._owe(tenant, request.num_missing_tokens)
         self._count_running(tenant, +1)
 
-    def _pass_turns(self, turns: OrderedDict[str, Tenant], chosen: Tenant) -> None:
-        """Let the turns go round up to the chosen one's, which is the next that owes too little to be passed by."""
-        rounds = self._turns_to_wait(chosen)
-        is_before = True
-        for tenant in list(turns.values()):
-            is_before = is_before and tenant is not chosen
-            tenant.owed = max(0.0, tenant.owed - (rounds + is_before) * self.quantum)
-            if is_before or tenant is chosen:
-                turns.move_to_end(tenant.name)
+    def _pass_turns(self, chosen: Tenant) -> None:
+        """Let the turns go round up to the one in which the chosen one, the soonest, starts a request.
+
+        A first request is everybody's due, and is no turn: nobody is let off anything but who is passed by for it.
+        """
+        is_due = not chosen.num_running
+        turns, rounds = (self.idle, 1) if is_due else (self.busy, self._turns_until(chosen))
+        tenants = list(turns.values()) if rounds else []
+        place = tenants.index(chosen) if rounds else 0
+        for tenant in tenants[:place]:
+            tenant.owed -= rounds * self.quantum
+            turns.move_to_end(tenant.name)
+        if not is_due:
+            chosen.owed -= rounds * self.quantum
+            for tenant in tenants[place + 1 :]:
+                tenant.owed -= (rounds - 1) * self.quantum
 
     def leave(self, request: Request, was_running: bool) -> None:
         tenant = self.tenants[request.tenant]
@@ -140,9 +149,15 @@ class Fair:
 
     def _charge(self, request: Request) -> None:
         """Its tokens since it was charged last; the one it started with has paid for the prompt."""
-        tenant = self.tenants[request.tenant]
-        tenant.owed += (request.num_output_tokens - request.num_charged_tokens) / tenant.weight
-        request.num_charged_tokens = request.num_output_tokens
+        if num_tokens := request.num_output_tokens - request.num_charged_tokens:
+            self._owe(self.tenants[request.tenant], num_tokens)
+            request.num_charged_tokens = request.num_output_tokens
+
+    def _owe(self, tenant: Tenant, num_tokens: int) -> None:
+        was_its_turn = tenant.owed < 0
+        tenant.owed = min(MOST_TURNS * self.quantum, tenant.owed + num_tokens / tenant.weight)
+        if was_its_turn and tenant.owed >= 0 and tenant.name in self.busy:
+            self.busy.move_to_end(tenant.name)
 
     def arrange(self, running: list[Request]) -> None:
         if self.idle or self.busy:

@@ -16,6 +16,7 @@ from millpond.core.fair_shares import Fair
 from millpond.core.request import Request
 
 AGEING_STEPS = 100
+MOST_PRIORITY = 1000  # a request has waited longest after 2 * MOST_PRIORITY * AGEING_STEPS
 RANK = attrgetter("rank")
 
 Waiting = OrderedDict[str, Request]

@@ -46,7 +46,8 @@ class Request:
     admitted last, num_hit_tokens, all of its prompt, when it was admitted first; block_keys are the prefix cache's keys
     of its full blocks, as far as they were asked for; its next block becomes findable once publish_at tokens are
     computed.
-    priority and tenant are what the policy orders by (core/policies.py); rank, ticket and num_charged_tokens are its own.
+    priority and tenant are what the policy orders by (core/policies.py); rank, ticket and num_charged_tokens are its
+    own.
     """
 
     request_id: str

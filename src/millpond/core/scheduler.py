@@ -321,7 +321,7 @@ class Scheduler:
         return wanted if most is None else min(most, wanted)
 
     def _admit(self, budget: int | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Admit the head, again and again, while a slot is free, the pool has room and the step has tokens left to give.
+        """Admit head after head while a slot is free, the pool has room and the step has tokens left to give.
 
         Returns who was admitted, and who was preempted for it: the policy may let the head take what it lacks.
         A newcomer to a step whose budget is spent would only lock blocks that the others may need to grow. So

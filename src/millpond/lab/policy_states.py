@@ -69,7 +69,7 @@ def _numbers_of_fair(policy: Fair, scheduler: Scheduler) -> Iterator[int]:
     for name, tenant in policy.tenants.items():
         late = [each.num_output_tokens - each.num_charged_tokens for each in started if each.tenant == name]
         yield int(name)
-        yield round(HALVES * (tenant.owed + sum(late) / tenant.weight))
+        yield round(HALVES * (policy.quantum + tenant.owed + sum(late) / tenant.weight))
         yield len(tenant.line)
     for turns in (policy.idle, policy.busy):
         yield from (places[name] for name in turns)
