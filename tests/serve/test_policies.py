@@ -75,7 +75,9 @@ def test_a_smaller_priority_takes_the_slot_and_both_get_the_answers_they_get_alo
     assert order_of(engine) == ["cmpl-0-0", "cmpl-1-0", "cmpl-0-0"]
 
 
-@pytest.mark.parametrize(("who", "count"), [pytest.param("user", 1000, marks=pytest.mark.slow), ("header", 200), ("key", 200)])
+@pytest.mark.parametrize(
+    ("who", "count"), [pytest.param("user", 1000, marks=pytest.mark.slow), ("header", 200), ("key", 200)]
+)
 def test_a_flood_of_one_tenant_delays_anothers_request_by_no_step(who, count):
     """The single one is admitted in the first step after it came, and has a token in each from then on."""
 
@@ -108,7 +110,9 @@ def test_a_flood_of_one_tenant_delays_anothers_request_by_no_step(who, count):
 
     engine = run(flooded())
     single = f"cmpl-{count}-0"  # the last that came
-    steps = [output for output in engine.runner.inner.outputs if single in [each.request_id for each in output.scheduled]]
+    steps = [
+        output for output in engine.runner.inner.outputs if single in [each.request_id for each in output.scheduled]
+    ]
     assert single in steps[0].admitted
     assert steps[0].step == arrived[single]
     assert [output.step - arrived[single] for output in steps] == [0, 1, 2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -137,8 +136,7 @@ def prove(
 
     given = {"positions": positions, "slots": slots, "requests": requests, "budget": budget, "guesses": guesses}
     preset = lab.DEEP if deep else lab.SHARING if prefix_cache else lab.Bounds() if policy == "fcfs" else lab.ORDERING
-    chosen = {name: value for name, value in given.items() if value is not None}
-    bounds = replace(preset, prefix_cache=prefix_cache, policy=policy, **chosen)
+    bounds = preset.within(policy, prefix_cache, given)
     planted = planted_in(policy, prefix_cache) if faults else ()
     started = time.perf_counter()
     with counting_bar(lab.num_cases(bounds) + len(planted)) as notify:

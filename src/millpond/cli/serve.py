@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
@@ -140,16 +140,24 @@ def serve(
     otlp_endpoint: OtlpEndpoint = None,
     strict: Strict = False,
 ) -> None:
-    settings, given = context.ensure_object(Settings), dict(context.params)
-    given["tenant_weights"] = parse_weights(tenant_weights)
+    settings = context.ensure_object(Settings)
+    given = _given(context.params, settings)
     config, load = EngineConfig(**_of(EngineConfig, given)), LoadLimits(**_of(LoadLimits, given))
-    given["api_keys"] = api_keys(api_key or (), api_key_file, settings.api_keys)
-    given["cors_origins"] = tuple(cors_origin or ())
-    given["log_level"] = log_level or settings.log_level
     server_config = ServerConfig(**_of(ServerConfig, given))
     check_server(host, port, server_config)
     engine = loading.open_engine(model, config, settings)
     listen(engine, host, port, served_model_name or model, server_config, load, log_format)
+
+
+def _given(options: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """The options, those that are fields of a config as it has them."""
+    return {
+        **options,
+        "tenant_weights": parse_weights(options["tenant_weights"]),
+        "api_keys": api_keys(options["api_key"] or (), options["api_key_file"], settings.api_keys),
+        "cors_origins": tuple(options["cors_origin"] or ()),
+        "log_level": options["log_level"] or settings.log_level,
+    }
 
 
 def _of(config: type, given: dict[str, Any]) -> dict[str, Any]:

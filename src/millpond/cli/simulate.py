@@ -206,18 +206,7 @@ def simulate(
         if trace is None
         else traffic.traced_workload(context, trace)
     )
-    config = EngineConfig(
-        num_blocks=blocks,
-        block_size=block_size,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        watermark=watermark,
-        watermark_blocks=watermark_blocks,
-        prefix_cache=False,
-        policy=policy,
-        tenant_weights=parse_weights(tenant_weights),
-    )
+    config = config_of(context.params)
     slo = traffic.slo_of(ttft_slo, itl_slo)
     model = traffic.cost_model(cost)
     engine = None if against is None else open_real(against, config, context.ensure_object(Settings), workload)
@@ -225,6 +214,16 @@ def simulate(
     if engine is not None:
         report |= compare(report["simulated"], run_real(engine, workload, slo, seed))
     show(report, as_json, plot)
+
+
+def config_of(given: Mapping[str, Any]) -> EngineConfig:
+    """What of the command's parameters is the engine's."""
+    names = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "watermark", "watermark_blocks")
+    sizes = {name: given[name] for name in names}
+    weights = parse_weights(given["tenant_weights"])
+    return EngineConfig(
+        num_blocks=given["blocks"], policy=given["policy"], tenant_weights=weights, prefix_cache=False, **sizes
+    )
 
 
 def compare(simulated: Mapping[str, Any], real: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 
@@ -43,6 +43,11 @@ class Bounds:
                 raise ConfigError(f"--{name} must be from {least} to {most}, got {value}")
         if self.policy not in POLICIES:
             raise ConfigError(f"--policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+
+    def within(self, policy: str, prefix_cache: bool, given: Mapping[str, int | None]) -> Bounds:
+        """The same with a policy, with or without the prefix cache, and with what is given instead of its own."""
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return replace(self, policy=policy, prefix_cache=prefix_cache, **chosen)
 
     def pools(self) -> Iterator[tuple[int, int]]:
         """Numbers of blocks and block sizes, the fewest positions first."""
