@@ -44,6 +44,8 @@ from millpond.errors import ConfigError
         ("audit", "no"),
         ("prefix_cache", "off"),
         ("prefix_cache", None),
+        ("policy", "lifo"),
+        ("policy", None),
     ],
 )
 def test_a_setting_of_the_wrong_kind_or_size_is_refused_by_name(name: str, value: Any):
@@ -68,3 +70,15 @@ def test_8_bit_keys_and_values_are_refused_beside_float32_for_everything():
 )
 def test_the_type_of_keys_and_values_follows_from_the_settings(settings: dict[str, Any], kv_type: str):
     assert EngineConfig(**settings).kv_type == kv_type
+
+
+@pytest.mark.parametrize("weight", [0.0, -1, 1001, float("nan"), True, "2"])
+def test_a_weight_out_of_bounds_is_refused_with_its_tenant(weight: Any):
+    with pytest.raises(ConfigError, match=r"tenant_weights must be from 0.001 to 1000, got .* for 'key1'"):
+        EngineConfig(policy="fair", tenant_weights=(("key1", weight),))
+
+
+def test_weights_without_the_fair_policy_are_refused():
+    assert EngineConfig(policy="fair", tenant_weights=(("a", 2.0),)).tenant_weights == (("a", 2.0),)
+    with pytest.raises(ConfigError, match="tenant_weights count where policy is fair, and it is priority"):
+        EngineConfig(policy="priority", tenant_weights=(("a", 2.0),))

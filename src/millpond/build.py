@@ -13,6 +13,7 @@ from numba.core import event
 
 from millpond.config import EngineConfig
 from millpond.core.block_pool import blocks_for_length, resolve_watermark_blocks
+from millpond.core.policies import make_policy
 from millpond.core.scheduler import Scheduler
 from millpond.core.speculation import PromptLookup
 from millpond.engine.engine import Engine
@@ -136,6 +137,7 @@ def build_engine(
         watermark_blocks=plan.watermark_blocks,
         drafter=PromptLookup(config.speculative_tokens) if config.speculative == "ngram" else None,
         prefix_cache=config.prefix_cache,
+        policy=make_policy(config.policy, dict(config.tenant_weights)),
     )
     return Engine(
         config=config,

@@ -13,8 +13,10 @@ from millpond.errors import ConfigError
 DTYPES = ("auto", "float32")
 KV_DTYPES = ("auto", "int8")
 SPECULATIVE = ("off", "ngram")
+POLICIES = ("fcfs", "priority", "fair")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+MOST_WEIGHT = 1000
 MOST_BATCHED_TOKENS = 1 << 20  # a step has scratch for so many rows
 
 
@@ -30,6 +32,7 @@ class EngineConfig:
     itl_target, in milliseconds, bounds the prompts in a step to what keeps it about as short while others decode.
     prefix_cache keeps the K/V of full blocks findable until the memory is wanted, for requests that begin alike.
     speculative "ngram" tries up to speculative_tokens guesses a step for each request, looked up in its own text.
+    policy says who goes first (core/policies.py); tenant_weights are those that are not 1, for "fair".
     """
 
     dtype: str = "auto"
@@ -48,6 +51,8 @@ class EngineConfig:
     prefix_cache: bool = True
     speculative: str = "off"
     speculative_tokens: int = 8
+    policy: str = "fcfs"
+    tenant_weights: tuple[tuple[str, float], ...] = ()
     seed: int = 0
     audit: bool = False
 
@@ -60,6 +65,7 @@ class EngineConfig:
             raise ConfigError("kv_dtype int8 would round what dtype float32 keeps exact; choose one of the two")
         if self.speculative not in SPECULATIVE:
             raise ConfigError(f"speculative must be one of {', '.join(SPECULATIVE)}, got {self.speculative!r}")
+        self._check_policy()
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "speculative_tokens"):
             _check_int(name, getattr(self, name), 1)
         for name in ("max_model_len", "num_blocks", "kv_memory", "threads"):
@@ -84,6 +90,18 @@ class EngineConfig:
             )
         if not isinstance(self.watermark, SupportsFloat) or not 0.0 <= float(self.watermark) < 1.0:
             raise ConfigError(f"watermark must be at least 0 and below 1, got {self.watermark!r}")
+
+    def _check_policy(self) -> None:
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        if self.tenant_weights and self.policy != "fair":
+            raise ConfigError(f"tenant_weights count where policy is fair, and it is {self.policy}")
+        for tenant, weight in self.tenant_weights:
+            is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+            if not is_number or not 1 / MOST_WEIGHT <= weight <= MOST_WEIGHT:
+                raise ConfigError(
+                    f"tenant_weights must be from {1 / MOST_WEIGHT:g} to {MOST_WEIGHT}, got {weight!r} for {tenant!r}"
+                )
 
     @property
     def kv_type(self) -> str:

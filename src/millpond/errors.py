@@ -66,8 +66,12 @@ class OverloadedError(MillpondError):
         self.retry_after = retry_after
 
 
+class DeadlineError(MillpondError):
+    """By what was measured, an answer cannot be there in the time that it is of use (503)."""
+
+
 class RequestTimeoutError(MillpondError):
-    """A request that took longer than it may, waiting or in all (504). `code` says which of the two."""
+    """A request that took longer than it may, waiting or in all, or past its deadline (504). `code` says which."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)

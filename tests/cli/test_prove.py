@@ -22,7 +22,7 @@ def test_the_whole_is_printed_states_bounds_verdict_and_the_shortest_traces(caps
     assert "bounds: blocks x block size up to 2, up to 1 slot, every reserve, no budget of tokens, no guesses" in out
     assert "verdict: every invariant holds in every state, and every state drains (" in out
     assert out.count("planted: ") == 6
-    assert "9 step 3: INV-7: the oldest request b stands still, step 3 runs []" in out
+    assert "9 step 3: INV-7: the first request b stands still, step 3 runs []" in out
     assert "NOT FOUND" not in out
 
 

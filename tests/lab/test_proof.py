@@ -63,20 +63,20 @@ STORIES = {
         "its result: a goes on, b goes on",
         "step 2; preempts b; a runs 1 token, holds 3; 1 block free",
         "its result: a stops",
-        "step 3: INV-7: the oldest request b stands still, step 3 runs []",
+        "step 3: INV-7: the first request b stands still, step 3 runs []",
     ],
     "growth-under-watermark": [
         "add a with a prompt of 1 token",
         "step 0; admits a; a runs 1 token, holds 1; 1 block free",
         "its result: a goes on",
-        "step 1: INV-7: the oldest request a was preempted in step 1",
+        "step 1: INV-7: the first request a was preempted in step 1",
     ],
     "oldest-as-victim": [
         "add a with a prompt of 1 token",
         "add b with a prompt of 1 token",
         "step 0; admits a, b; a runs 1 token, holds 1; b runs 1 token, holds 1; 0 blocks free",
         "its result: a goes on, b goes on",
-        "step 1: INV-7: the oldest request a was preempted in step 1",
+        "step 1: INV-7: the first request a was preempted in step 1",
     ],
     "released-twice": [
         "add a with a prompt of 1 token",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from millpond.config import DTYPES, KV_DTYPES, SPECULATIVE, EngineConfig
+from millpond.config import DTYPES, KV_DTYPES, POLICIES, SPECULATIVE, EngineConfig
 
 DEFAULT_MODEL = "smollm2"
 PICTURES = (".png", ".svg", ".pdf")
@@ -95,6 +96,20 @@ def check_plot(path: Path | None) -> Path | None:
     return check_target(path)
 
 
+def parse_weights(given: Sequence[str] | None) -> tuple[tuple[str, float], ...]:
+    """("key1=2", "user:ann=0.5") as pairs of tenant and weight, whose bounds are the config's to check."""
+    weights: dict[str, float] = {}
+    for text in given or ():
+        tenant, is_pair, number = text.rpartition("=")
+        try:
+            weights[tenant] = float(number if is_pair else "")
+        except ValueError:
+            raise typer.BadParameter(
+                f"{text[:40]!r} is not a tenant and its weight (say key1=2)", param_hint="'--tenant-weight'"
+            ) from None
+    return tuple(weights.items())
+
+
 ModelArgument = Annotated[
     str, typer.Argument(metavar="[MODEL]", help="A known name, a GGUF file, a folder, or org/repo[:file].")
 ]
@@ -157,6 +172,22 @@ Speculative = Annotated[
 ]
 SpeculativeTokens = Annotated[
     int, typer.Option("--speculative-tokens", help="Most guesses that a step tries for one request.")
+]
+Policy = Annotated[
+    str,
+    typer.Option(
+        "--policy",
+        metavar="|".join(POLICIES),
+        help="Who goes first: who came first, the smaller `priority`, or each tenant in turn; no answer changes.",
+    ),
+]
+TenantWeights = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tenant-weight",
+        metavar="TENANT=W",
+        help="Tokens that a tenant has for each one of the others', with --policy fair; can be repeated [default: 1]",
+    ),
 ]
 Slots = Annotated[int, typer.Option("--slots", min=1, max=MOST_COUNT, help="How many requests run at once.")]
 Blocks = Annotated[int, typer.Option("--blocks", min=1, max=MOST_BLOCKS, help="Blocks of the K/V pool.")]

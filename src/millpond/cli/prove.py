@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millpond.cli.options import examples
+from millpond.cli.options import DEFAULTS, Policy, examples
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,7 +21,8 @@ HELP = """Prove the scheduler's rules for small pools: visit every state it can 
 
 In each state requests of every length that fits may arrive, any may be aborted, and a step may give any request a
 token, its last token, right or wrong guesses or a fault. Only how many are unfinished at once is bounded. From every
-state, steps alone must drain the scheduler. With --prefix-cache there are requests that share their text as well.
+state, steps alone must drain the scheduler. With --prefix-cache there are requests that share their text as well, with
+--policy priority or fair such of two priorities or tenants.
 
 Then faults are planted one by one, and the shortest trace to each is shown. The exit code is 1 if a rule is broken or
 a planted fault goes unseen."""
@@ -30,6 +30,7 @@ a planted fault goes unseen."""
 EXAMPLES = examples(
     "millpond prove",
     "millpond prove --prefix-cache",
+    "millpond prove --policy priority",
     "millpond prove --positions 3 --requests 2",
     "millpond prove --deep --json",
 )
@@ -60,10 +61,11 @@ def bounds_text(bounds: Bounds) -> str:
     slots = f"up to {counted(bounds.slots, 'slot')}"
     budgets = f"no budget or up to {counted(bounds.budget, 'token')} a step" if bounds.budget else "no budget of tokens"
     guesses = f"none or up to {counted(bounds.guesses, 'guess')}" if bounds.guesses else "no guesses"
+    order = f", {bounds.policy}" * (bounds.policy != "fcfs")
     sharing = ", with the prefix cache" * bounds.prefix_cache
     return (
         f"bounds: blocks x block size up to {bounds.positions}, {slots}, every reserve, {budgets}, "
-        f"{guesses}, {bounds.requests} unfinished at once, any number in all{sharing}"
+        f"{guesses}, {bounds.requests} unfinished at once, any number in all{sharing}{order}"
     )
 
 
@@ -122,6 +124,7 @@ def prove(
     prefix_cache: Annotated[
         bool, typer.Option("--prefix-cache", help="With the prefix cache, and requests that share their text.")
     ] = False,
+    policy: Policy = DEFAULTS.policy,
     faults: Annotated[bool, typer.Option("--faults/--no-faults", help="Plant the faults as well.")] = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one object: bounds, pools, states, transitions, verdict, faults.")
@@ -129,13 +132,12 @@ def prove(
 ) -> None:
     from millpond.cli.progress import counting_bar
     from millpond.lab import proof as lab
-    from millpond.lab.faults import FAULTS, SHARING_FAULTS
+    from millpond.lab.faults import planted_in
 
     given = {"positions": positions, "slots": slots, "requests": requests, "budget": budget, "guesses": guesses}
-    preset = lab.DEEP if deep else lab.SHARING if prefix_cache else lab.Bounds()
-    chosen = {name: value for name, value in given.items() if value is not None}
-    bounds = replace(preset, prefix_cache=prefix_cache, **chosen)
-    planted = (SHARING_FAULTS if prefix_cache else FAULTS) if faults else ()
+    preset = lab.DEEP if deep else lab.SHARING if prefix_cache else lab.Bounds() if policy == "fcfs" else lab.ORDERING
+    bounds = preset.within(policy, prefix_cache, given)
+    planted = planted_in(policy, prefix_cache) if faults else ()
     started = time.perf_counter()
     with counting_bar(lab.num_cases(bounds) + len(planted)) as notify:
         proof = lab.prove(bounds, notify)

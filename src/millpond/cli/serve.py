@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,14 +24,17 @@ from millpond.cli.options import (
     MaxNumBatchedTokens,
     MaxNumSeqs,
     ModelArgument,
+    Policy,
     PrefixCache,
     Speculative,
     SpeculativeTokens,
+    TenantWeights,
     Threads,
     Watermark,
     WatermarkBlocks,
     examples,
     parse_port,
+    parse_weights,
 )
 from millpond.cli.server_options import (
     LOAD_DEFAULTS,
@@ -73,6 +76,7 @@ EXAMPLES = examples(
     "millpond serve smollm2 --watermark-blocks 8 --audit",
     "millpond serve smollm2 --speculative ngram",
     "millpond serve smollm2 --kv-dtype int8",
+    "millpond serve smollm2 --policy fair --api-key-file keys.txt --tenant-weight key1=3",
     "millpond serve smollm2 --host 0.0.0.0 --api-key-file keys.txt --tls-cert cert.pem --tls-key key.pem",
     "millpond serve smollm2 --log-format json --drain-timeout 60",
     "millpond serve smollm2 --itl-target 20 --max-waiting-requests 100 --queue-timeout 30",
@@ -113,6 +117,8 @@ def serve(
     prefix_cache: PrefixCache = DEFAULTS.prefix_cache,
     speculative: Speculative = DEFAULTS.speculative,
     speculative_tokens: SpeculativeTokens = DEFAULTS.speculative_tokens,
+    policy: Policy = DEFAULTS.policy,
+    tenant_weights: TenantWeights = None,
     audit: Annotated[bool, typer.Option("--audit", help="Check every invariant after every step (slow).")] = False,
     served_model_name: ServedModelName = None,
     seed: Annotated[int, typer.Option("--seed", help="Key of the seeds of requests that bring none.")] = DEFAULTS.seed,
@@ -134,15 +140,24 @@ def serve(
     otlp_endpoint: OtlpEndpoint = None,
     strict: Strict = False,
 ) -> None:
-    settings, given = context.ensure_object(Settings), dict(context.params)
+    settings = context.ensure_object(Settings)
+    given = _given(context.params, settings)
     config, load = EngineConfig(**_of(EngineConfig, given)), LoadLimits(**_of(LoadLimits, given))
-    given["api_keys"] = api_keys(api_key or (), api_key_file, settings.api_keys)
-    given["cors_origins"] = tuple(cors_origin or ())
-    given["log_level"] = log_level or settings.log_level
     server_config = ServerConfig(**_of(ServerConfig, given))
     check_server(host, port, server_config)
     engine = loading.open_engine(model, config, settings)
     listen(engine, host, port, served_model_name or model, server_config, load, log_format)
+
+
+def _given(options: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """The options, those that are fields of a config as it has them."""
+    return {
+        **options,
+        "tenant_weights": parse_weights(options["tenant_weights"]),
+        "api_keys": api_keys(options["api_key"] or (), options["api_key_file"], settings.api_keys),
+        "cors_origins": tuple(options["cors_origin"] or ()),
+        "log_level": options["log_level"] or settings.log_level,
+    }
 
 
 def _of(config: type, given: dict[str, Any]) -> dict[str, Any]:

@@ -7,11 +7,12 @@ tokens, so that it sees what no single state shows. Both raise InvariantError "I
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from millpond.core.block_pool import BlockPool, blocks_for_length
+from millpond.core.policies import RANK
 from millpond.core.prefix_cache import Link, PrefixCache
 from millpond.core.request import FinishReason, Request, RequestState
 from millpond.core.scheduler import Scheduler
@@ -100,14 +101,24 @@ def _check_running_holds_its_length(scheduler: Scheduler) -> None:
 
 
 def _check_order(scheduler: Scheduler) -> None:
-    for name, queue in (("waiting", list(scheduler.waiting.values())), ("running", scheduler.running)):
-        for one, other in pairwise(queue):
-            if one.arrival >= other.arrival:
-                raise _broken(
-                    4,
-                    f"{name} has {one.request_id} of arrival {one.arrival} "
-                    f"before {other.request_id} of arrival {other.arrival}",
-                )
+    """Each line of the waiting by the policy's place, the running by their ranks; the lines have all that wait."""
+    policy = scheduler.policy
+    lines = policy.lines(scheduler.waiting)
+    for line in lines:
+        for one, other in pairwise(line):
+            if policy.place(one) >= policy.place(other):
+                raise _broken(4, f"waiting has {_placed(one, policy.place)} before {_placed(other, policy.place)}")
+    for one, other in pairwise(scheduler.running):
+        if one.rank >= other.rank:
+            raise _broken(4, f"running has {_placed(one, RANK)} before {_placed(other, RANK)}")
+    in_line = sorted(request.request_id for line in lines for request in line)
+    if in_line != sorted(scheduler.waiting):
+        raise _broken(4, f"in line are {in_line}, waiting are {sorted(scheduler.waiting)}")
+
+
+def _placed(request: Request, place: Callable[[Request], tuple[float, int]]) -> str:
+    where = place(request)
+    return f"{request.request_id} of arrival {request.arrival}" + f" and rank {where}" * (where != (0, request.arrival))
 
 
 def _check_membership(scheduler: Scheduler) -> None:
@@ -262,7 +273,7 @@ class Auditor:
                 raise _broken(7, f"request {name} was dropped while {request.state.value}, not finished")
 
     def _check_progress(self, output: SchedulerOutput) -> None:
-        """Each step moves the oldest unfinished request on, so that it ends, and then the next one is the oldest."""
+        """Each step moves the first in the policy's order on, so that it ends, and then the next one is the first."""
         unfinished = [record.request for record in self._records.values() if not record.request.is_finished]
         if unfinished and not output.scheduled and not output.released:
             raise _broken(5, f"step {output.step} has {len(unfinished)} unfinished and 0 tokens or releases")
@@ -270,15 +281,13 @@ class Auditor:
         running = [request.request_id for request in self.scheduler.running]
         if scheduled != running:
             raise _broken(5, f"step {output.step} has tokens for {scheduled}, but {running} are running")
-        oldest = min(unfinished, key=lambda request: request.arrival, default=None)
-        if oldest is None:
+        first = self.scheduler.policy.first(unfinished)
+        if first is None:
             return
-        if oldest.request_id in output.preempted:
-            raise _broken(7, f"the oldest request {oldest.request_id} was preempted in step {output.step}")
-        if oldest.request_id not in scheduled:
-            raise _broken(
-                7, f"the oldest request {oldest.request_id} stands still, step {output.step} runs {scheduled}"
-            )
+        if first.request_id in output.preempted:
+            raise _broken(7, f"the first request {first.request_id} was preempted in step {output.step}")
+        if first.request_id not in scheduled:
+            raise _broken(7, f"the first request {first.request_id} stands still, step {output.step} runs {scheduled}")
 
 
 def _all_links(scheduler: Scheduler) -> dict[int, Link]:

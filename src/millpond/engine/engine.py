@@ -56,7 +56,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.chat_template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
         self.model_name = model_name
-        self.limits = RequestLimits(vocab_size, scheduler.door, tokenizer.eos_token_ids)
+        self.limits = RequestLimits(vocab_size, scheduler.door, tokenizer.eos_token_ids, config.policy)
         self.observer = observer
         self.metrics: EngineMetrics | None = None
         self.admitted: tuple[str, ...] = ()
@@ -86,17 +86,21 @@ class Engine:
         prompt_token_ids: Sequence[int],
         sampling: SamplingParams,
         arrived: float | None = None,
+        *,
+        priority: int = 0,
+        tenant: str = "",
     ) -> None:
         """Queue a request. Raises InvalidRequestError, naming the field, for whatever could not be served.
 
         An id is in use until the step after its end, which gives its blocks back. arrived is when it came, by the
-        engine's clock, where that is not now.
+        engine's clock, where that is not now. priority and tenant are for the policy.
         """
         if request_id in self._answers:
             raise InvalidRequestError(f"request id {request_id!r} is already in use", "request_id")
         if sampling.n != 1:
             raise InvalidRequestError(f"an engine's request is one answer, but n is {sampling.n}", "n")
         max_tokens = self.limits.check(prompt_token_ids, sampling)
+        self.limits.check_priority(priority)
         ends = self.limits.end_token_ids(sampling)
         request = Request(
             request_id=request_id,
@@ -108,6 +112,8 @@ class Engine:
             mask=token_mask(sampling, ends, self.tokenizer),
             # The log probabilities of a prompt are those of all its positions, found or not.
             reads_prefix_cache=sampling.prompt_logprobs is None,
+            priority=priority,
+            tenant=tenant,
         )
         answer = Answer(request, self.tokenizer)
         self.scheduler.add_request(request)

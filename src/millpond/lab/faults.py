@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from millpond.core.block_pool import blocks_for_length
 from millpond.core.prefix_cache import Prefix
@@ -75,6 +76,12 @@ class NoHolderMore(Scheduler):
         self.pool.release(held)
 
 
+class MoreThanIsAllowed(Scheduler):
+    def _victims(self, head: Request, fewest: int, need: int, found: Sequence[int]) -> list[Request] | None:
+        victims = super()._victims(head, fewest, need, found)
+        return self.running[:1] if victims else victims
+
+
 @dataclass(frozen=True, slots=True)
 class PlantedFault:
     """A scheduler that breaks one rule. admissible_prompts offers only prompts that the reserve alone would let in."""
@@ -84,6 +91,7 @@ class PlantedFault:
     kind: type[Scheduler]
     admissible_prompts: bool = False
     prefix_cache: bool = False
+    policy: str = "fcfs"
 
     def as_json(self) -> dict[str, object]:
         return {"name": self.name, "text": self.text}
@@ -103,3 +111,13 @@ SHARING_FAULTS = (
     PlantedFault("parent-first", "a block is evicted before those behind it", ParentEvictedFirst, prefix_cache=True),
     PlantedFault("no-holder-more", "a block that is found has no holder more", NoHolderMore, prefix_cache=True),
 )
+ORDERING_FAULTS = (
+    PlantedFault("first-as-displaced", "who makes room for the head is the first, not the last", MoreThanIsAllowed),
+)
+
+
+def planted_in(policy: str, prefix_cache: bool) -> tuple[PlantedFault, ...]:
+    """The faults that a proof of a policy, with the prefix cache or without, should see."""
+    if policy == "fcfs":
+        return SHARING_FAULTS if prefix_cache else FAULTS
+    return tuple(replace(fault, policy=policy) for fault in (*FAULTS, *ORDERING_FAULTS))

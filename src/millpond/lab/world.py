@@ -22,6 +22,7 @@ from millpond.core.scheduler import Scheduler
 from millpond.core.speculation import StepLoad
 from millpond.core.step import RequestFault, SampledTokens, ScheduledRequest, SchedulerOutput, StepResult
 from millpond.errors import InvariantError
+from millpond.lab.policy_states import CHOICES, copy_policy, numbers_of, small_policy
 
 STOP_TOKEN = 0
 NO_SLOT_OWNER = ""
@@ -35,6 +36,7 @@ class Case:
     budget None is no budget of tokens per step. At most most_unfinished requests are unfinished at any time, each
     with a prompt of at most longest_prompt tokens where that is given. A step tries up to most_drafts guesses for each.
     With the prefix cache, some of the requests are twins: at the same position they have the same token, or one of two.
+    Where the policy is not fcfs each request has one of two priorities, or is one of two tenants'.
     """
 
     num_blocks: int
@@ -46,6 +48,7 @@ class Case:
     most_drafts: int = 0
     longest_prompt: int | None = None
     prefix_cache: bool = False
+    policy: str = "fcfs"
 
     def make_scheduler(self, kind: type[Scheduler]) -> Scheduler:
         return kind(
@@ -57,6 +60,7 @@ class Case:
             watermark_blocks=self.reserve,
             drafter=ChosenDrafts() if self.most_drafts else None,
             prefix_cache=self.prefix_cache,
+            policy=small_policy(self.policy),
         )
 
     def __str__(self) -> str:
@@ -69,11 +73,15 @@ class Case:
             parts.append(counted(self.most_drafts, "guess"))
         if self.prefix_cache:
             parts.append("prefix cache")
+        if self.policy != "fcfs":
+            parts.append(self.policy)
         return ", ".join(parts)
 
 
 class Action(NamedTuple):
-    """What happens next: add (prompt tokens, and 1 for a twin), abort, schedule (guesses by request), update, or fail.
+    """What happens next: add, abort, schedule (guesses by request), update, or fail.
+
+    Who is added has numbers: prompt tokens, 1 for a twin, its priority or tenant; zeros at the end are left out.
 
     An update has one (accepted guesses, ending) for each scheduled request; ending is one of ENDINGS.
     """
@@ -175,9 +183,13 @@ class World:
         if len(alive) < self.case.most_unfinished:
             longest = self.case.longest_prompt or self.case.num_blocks * self.case.block_size
             name = name_of(self.scheduler._num_arrivals)
-            yield from (Action("add", name, (length,)) for length in range(1, longest + 1))
-            if self.case.prefix_cache:
-                yield from (Action("add", name, (length, 1)) for length in range(1, longest + 1))
+            kinds = product((0, 1) if self.case.prefix_cache else (0,), self._choices())
+            for is_twin, choice in kinds:
+                rest = (is_twin, choice) if choice else (is_twin,) * is_twin
+                yield from (Action("add", name, (length, *rest)) for length in range(1, longest + 1))
+
+    def _choices(self) -> tuple[int, ...]:
+        return (0,) if self.case.policy == "fcfs" else CHOICES
 
     def _updates(self, output: SchedulerOutput) -> Iterator[Action]:
         """Each request goes on or stops, with each number of right guesses; one of them faults; the step fails."""
@@ -211,12 +223,14 @@ class World:
         else:
             self._update(action)
 
-    def _add(self, name: str, num_prompt_tokens: int, is_twin: int = 0) -> None:
+    def _add(self, name: str, num_prompt_tokens: int, is_twin: int = 0, choice: int = 0) -> None:
         """As many tokens as fit may be generated: since every step may be the last, that covers all smaller limits."""
         family = COMMON if is_twin else self.scheduler._num_arrivals
         prompt = tuple(_other_token(family, position) for position in range(num_prompt_tokens))
         max_tokens = self.scheduler.door.max_tokens_that_fit(num_prompt_tokens)
-        self.scheduler.add_request(Request(name, prompt, max_tokens, stop_token_ids=frozenset({STOP_TOKEN})))
+        request = Request(name, prompt, max_tokens, stop_token_ids=frozenset({STOP_TOKEN}))
+        request.priority, request.tenant = choice, str(choice)
+        self.scheduler.add_request(request)
 
     def _schedule(self, drafts: tuple[int, ...]) -> None:
         twin = self.copy()
@@ -301,9 +315,14 @@ class World:
             share = shares.get(request.request_id)
             numbers += bool(request.output_token_ids), len(share.token_ids) if share else 0
             numbers.append(share.num_drafts if share else 0)
-        for request in scheduler.waiting.values():
+        for request in self._in_line():
             numbers += request.num_tokens, bool(request.output_token_ids)
+        numbers += numbers_of(scheduler)
         return bytes(numbers) if scheduler.cache is None else bytes((*numbers, *self._sharing(scheduler.cache)))
+
+    def _in_line(self) -> list[Request]:
+        """All that wait, line by line."""
+        return [request for line in self.scheduler.policy.lines(self.scheduler.waiting) for request in line]
 
     def _sharing(self, cache: PrefixCache) -> Iterator[int]:
         """The rest of the key with a prefix cache: who has which token and which block, and what can be found.
@@ -326,7 +345,7 @@ class World:
                         counts[position] = counts.get(position, 1) + 1
                     yield tokens.setdefault(token_id, counts[position])
 
-        for request in (*scheduler.running, *scheduler.waiting.values()):
+        for request in (*scheduler.running, *self._in_line()):
             yield family_of(request) == COMMON
             yield from names(request.token_ids_between(0, request.num_tokens), 0)
         for request in (*scheduler.running, *(each for each in scheduler.finished if each.block_ids)):
@@ -373,7 +392,9 @@ _SHARED = {
     *("block_size", "max_num_seqs", "max_num_batched_tokens", "watermark_blocks"),
     *("drafter", "door", "_num_arrivals"),
 }
-_OWN_RULE = {"cache", "pool", "counters", "requests", "waiting", "running", "finished", "free_slots", "_in_flight"}
+_OWN_RULE = {
+    *("cache", "pool", "policy", "counters", "requests", "waiting", "running", "finished", "free_slots", "_in_flight")
+}
 
 
 def _copy_scheduler(scheduler: Scheduler, twins: Mapping[int, Request]) -> Scheduler:
@@ -385,6 +406,7 @@ def _copy_scheduler(scheduler: Scheduler, twins: Mapping[int, Request]) -> Sched
     vars(twin).update(fields)
     twin.cache = None if scheduler.cache is None else _copy_cache(scheduler.cache)
     twin.pool = _copy_pool(scheduler.pool, twin.cache)
+    twin.policy = copy_policy(scheduler.policy, twins)
     twin.counters = _copy_record(scheduler.counters)
     twin.requests = {name: twins[id(request)] for name, request in scheduler.requests.items()}
     twin.waiting = OrderedDict((name, twins[id(request)]) for name, request in scheduler.waiting.items())

@@ -27,6 +27,7 @@ from millpond.serve.meta import meta_router
 from millpond.serve.metrics import EngineCollector, metrics_router
 from millpond.serve.request_log import CLIENT_CLOSED_REQUEST, REQUEST_ID, RequestLog
 from millpond.serve.responses_api import responses_router
+from millpond.serve.tenants import TenantHeader
 from millpond.serve.tokens import tokens_router
 from millpond.text.chat import ChatTemplate
 from millpond.text.tokenizer import Tokenizer
@@ -74,6 +75,8 @@ def create_app(
     responses: Counter[tuple[str, int]] = Counter()
     # A text has hardly more commas than tokens, and no body may have more tokens than these.
     most_tokens = max(async_engine.load.max_waiting_tokens, async_engine.limits.max_total_tokens)
+    if async_engine.limits.policy == "fair":
+        app.add_middleware(TenantHeader)
     _add_middleware(app, config, drain, new_id, responses, most_tokens + OTHER_ITEMS)
     collector = EngineCollector(async_engine.metrics, context.model_names[0], responses)
     app.include_router(metrics_router(collector))

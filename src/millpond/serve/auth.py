@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millpond.serve.errors import error_body, error_response
+from millpond.serve.tenants import API_KEY
 
 # What load balancers and supervisors look at, who have no key.
 OPEN_PATHS = ("/health", "/ready")
@@ -25,7 +26,11 @@ class ApiKeys:
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._admits(scope):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self.app(scope, receive, send)
+            return
+        number = self._admits(scope)
+        if not number:
             body = error_body(
                 "this server wants an API key that it knows, and one only, sent as Authorization: Bearer KEY",
                 "invalid_request_error",
@@ -34,15 +39,17 @@ class ApiKeys:
             response = error_response(scope["path"], 401, body, {"WWW-Authenticate": "Bearer"})
             await response(scope, receive, send)
             return
+        API_KEY.set(number)
         await self.app(scope, receive, send)
 
-    def _admits(self, scope: Scope) -> bool:
+    def _admits(self, scope: Scope) -> int:
+        """Which of the keys was shown, from 1 on; 0 for none."""
         given = [key for name, value in scope["headers"] if (key := _key(name, value)) is not None]
         if len(given) != 1:  # several would leave open whose request it is
-            return False
+            return 0
         digest = _digest(given[0])
         # Every key is compared in full, so that the time tells nothing of how close one came, nor to which.
-        return sum([hmac.compare_digest(digest, each) for each in self._digests]) > 0
+        return max([number * hmac.compare_digest(digest, each) for number, each in enumerate(self._digests, 1)])
 
 
 def _key(name: bytes, value: bytes) -> bytes | None:

@@ -15,8 +15,9 @@ from millpond.errors import InvalidRequestError, ModelNotFoundError
 from millpond.serve.disconnect import while_connected
 from millpond.serve.drain import Drain
 from millpond.serve.intake import Intake
-from millpond.serve.protocol import Body
+from millpond.serve.protocol import Body, GenerationRequest
 from millpond.serve.sse import EventStream
+from millpond.serve.tenants import tenant_of
 
 B = TypeVar("B", bound=Body)
 
@@ -36,6 +37,11 @@ class ServeContext:
     started: int
     drain: Drain
     strict: bool = False
+
+    def terms(self, body: GenerationRequest) -> dict[str, Any]:
+        """What an EngineRequest has of a body beside its sampling. InvalidRequestError for a tenant that is no name."""
+        terms = {"timeout": body.timeout, "deadline_ms": body.deadline_ms, "priority": body.priority or 0}
+        return {**terms, "tenant": tenant_of(body.user)} if self.engine.limits.policy == "fair" else terms
 
     def model_name(self, wanted: str | None) -> str:
         """The served name that a request asks for. Raises ModelNotFoundError."""

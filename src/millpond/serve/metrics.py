@@ -44,6 +44,11 @@ COUNTERS: tuple[tuple[str, str, Reading], ...] = (
         lambda it: it.scheduler.counters.preemptions,
     ),
     (
+        "millpond_displaced_total",
+        "Of these, those that made room for a request that the policy puts before them.",
+        lambda it: it.scheduler.counters.displaced,
+    ),
+    (
         "vllm:prefix_cache_queries_total",
         "Prompt tokens of new requests that were looked up in the prefix cache.",
         lambda it: it.scheduler.counters.queried_tokens,
