@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import SupportsFloat
+from typing import Literal, SupportsFloat
 
 from millpond.errors import ConfigError
 
@@ -15,6 +15,7 @@ KV_DTYPES = ("auto", "int8")
 SPECULATIVE = ("off", "ngram")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+AUTO = "auto"
 MOST_BATCHED_TOKENS = 1 << 20  # a step has scratch for so many rows
 
 
@@ -24,8 +25,8 @@ class EngineConfig:
 
     dtype "auto" runs the checkpoint's own types through the fast kernels, "float32" computes everything
     in float32. kv_dtype "int8" keeps keys and values in 8 bits, a little more than half of what "auto" takes, which is
-    bfloat16. watermark is the share of the pool held back from newcomers; watermark_blocks, where given, is that
-    reserve in blocks and wins. kv_memory is in bytes; num_blocks wins over it. threads None means the cores that this
+    bfloat16. watermark is the share of the pool held back from newcomers, or "auto" for one that is chosen as the engine
+    runs; watermark_blocks, where given, is that reserve in blocks and wins. kv_memory is in bytes; num_blocks wins over it. threads None means the cores that this
     process may use.
     itl_target, in milliseconds, bounds the prompts in a step to what keeps it about as short while others decode.
     prefix_cache keeps the K/V of full blocks findable until the memory is wanted, for requests that begin alike.
@@ -41,7 +42,7 @@ class EngineConfig:
     block_size: int = 16
     num_blocks: int | None = None
     kv_memory: int | None = None
-    watermark: float = 0.01
+    watermark: float | Literal["auto"] = 0.01
     watermark_blocks: int | None = None
     threads: int | None = None
     isa: str = "auto"
@@ -82,8 +83,15 @@ class EngineConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}), or some of the requests could never run together"
             )
-        if not isinstance(self.watermark, SupportsFloat) or not 0.0 <= float(self.watermark) < 1.0:
-            raise ConfigError(f"watermark must be at least 0 and below 1, got {self.watermark!r}")
+        if self.watermark != AUTO and not (
+            isinstance(self.watermark, SupportsFloat) and 0.0 <= float(self.watermark) < 1.0
+        ):
+            raise ConfigError(f"watermark must be at least 0 and below 1, or {AUTO}, got {self.watermark!r}")
+
+    @property
+    def chooses_reserve(self) -> bool:
+        """Whether the reserve is chosen as the engine runs."""
+        return self.watermark == AUTO and self.watermark_blocks is None
 
     @property
     def kv_type(self) -> str:

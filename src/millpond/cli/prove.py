@@ -22,7 +22,8 @@ HELP = """Prove the scheduler's rules for small pools: visit every state it can 
 
 In each state requests of every length that fits may arrive, any may be aborted, and a step may give any request a
 token, its last token, right or wrong guesses or a fault. Only how many are unfinished at once is bounded. From every
-state, steps alone must drain the scheduler. With --prefix-cache there are requests that share their text as well.
+state, steps alone must drain the scheduler. With --prefix-cache there are requests that share their text as well, with
+--any-reserve the reserve is chosen at will before each admission, as it might be by any rule (--watermark auto).
 
 Then faults are planted one by one, and the shortest trace to each is shown. The exit code is 1 if a rule is broken or
 a planted fault goes unseen."""
@@ -30,6 +31,7 @@ a planted fault goes unseen."""
 EXAMPLES = examples(
     "millpond prove",
     "millpond prove --prefix-cache",
+    "millpond prove --any-reserve",
     "millpond prove --positions 3 --requests 2",
     "millpond prove --deep --json",
 )
@@ -60,9 +62,10 @@ def bounds_text(bounds: Bounds) -> str:
     slots = f"up to {counted(bounds.slots, 'slot')}"
     budgets = f"no budget or up to {counted(bounds.budget, 'token')} a step" if bounds.budget else "no budget of tokens"
     guesses = f"none or up to {counted(bounds.guesses, 'guess')}" if bounds.guesses else "no guesses"
+    reserves = "a reserve chosen at will before each admission" if bounds.any_reserve else "every reserve"
     sharing = ", with the prefix cache" * bounds.prefix_cache
     return (
-        f"bounds: blocks x block size up to {bounds.positions}, {slots}, every reserve, {budgets}, "
+        f"bounds: blocks x block size up to {bounds.positions}, {slots}, {reserves}, {budgets}, "
         f"{guesses}, {bounds.requests} unfinished at once, any number in all{sharing}"
     )
 
@@ -122,6 +125,9 @@ def prove(
     prefix_cache: Annotated[
         bool, typer.Option("--prefix-cache", help="With the prefix cache, and requests that share their text.")
     ] = False,
+    any_reserve: Annotated[
+        bool, typer.Option("--any-reserve", help="A reserve that is chosen at will, in place of one of each size.")
+    ] = False,
     faults: Annotated[bool, typer.Option("--faults/--no-faults", help="Plant the faults as well.")] = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one object: bounds, pools, states, transitions, verdict, faults.")
@@ -134,7 +140,7 @@ def prove(
     given = {"positions": positions, "slots": slots, "requests": requests, "budget": budget, "guesses": guesses}
     preset = lab.DEEP if deep else lab.SHARING if prefix_cache else lab.Bounds()
     chosen = {name: value for name, value in given.items() if value is not None}
-    bounds = replace(preset, prefix_cache=prefix_cache, **chosen)
+    bounds = replace(preset, prefix_cache=prefix_cache, any_reserve=any_reserve, **chosen)
     planted = (SHARING_FAULTS if prefix_cache else FAULTS) if faults else ()
     started = time.perf_counter()
     with counting_bar(lab.num_cases(bounds) + len(planted)) as notify:

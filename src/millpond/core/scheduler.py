@@ -19,6 +19,7 @@ from millpond.core.counters import SchedulerCounters
 from millpond.core.door import Door
 from millpond.core.prefix_cache import NOTHING, Link, Prefix, PrefixCache
 from millpond.core.request import FinishReason, Request, RequestState
+from millpond.core.reserve import FixedReserve, Reserve
 from millpond.core.speculation import Drafter, StepLoad
 from millpond.core.step import Admission, RequestFault, ScheduledRequest, SchedulerOutput, StepResult
 from millpond.errors import ConfigError, InvalidRequestError, InvariantError
@@ -35,7 +36,8 @@ class RequestUpdate(NamedTuple):
 class Scheduler:
     """Continuous batching over a block pool: schedule(), run the step, update(); again while has_work.
 
-    max_num_batched_tokens None means no budget of tokens per step. Requests are ordered by arrival; every
+    max_num_batched_tokens None means no budget of tokens per step. reserve, where given, chooses in place of
+    watermark_blocks. Requests are ordered by arrival; every
     running request is older than every waiting one, because only the head is admitted and only the youngest
     running request is preempted. A finished request keeps its blocks and its slot until the next schedule().
     """
@@ -49,6 +51,7 @@ class Scheduler:
         max_num_batched_tokens: int | None,
         max_model_len: int,
         watermark_blocks: int,
+        reserve: Reserve | None = None,
         drafter: Drafter | None = None,
         prefix_cache: bool = False,
     ) -> None:
@@ -63,7 +66,7 @@ class Scheduler:
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.watermark_blocks = resolve_watermark_blocks(num_blocks, 0.0, watermark_blocks)
+        self.reserve = reserve or FixedReserve(resolve_watermark_blocks(num_blocks, 0.0, watermark_blocks))
         self.drafter = drafter
         self.counters = SchedulerCounters()
         self.requests: dict[str, Request] = {}
@@ -79,6 +82,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether anything is unfinished or still to be released."""
         return bool(self.requests)
+
+    @property
+    def watermark_blocks(self) -> int:
+        """The reserve, as it was chosen last."""
+        return self.reserve.blocks
 
     @property
     def num_running(self) -> int:
@@ -252,6 +260,8 @@ class Scheduler:
         request.move_to(RequestState.FINISHED)
         request.finish_reason = reason
         request.error = error
+        if reason is FinishReason.STOP or reason is FinishReason.LENGTH:
+            self.reserve.note_end(request.num_output_tokens)
         if was_running:
             self._leave_running(request)
         else:
@@ -327,7 +337,7 @@ class Scheduler:
             request = next(iter(self.waiting.values()))
             need, found = self._blocks_needed(request), self._find(request)
             taken = need - self.pool.num_held(found.block_ids)
-            if taken > self.pool.num_free - self._reserve(need):
+            if taken > self.pool.num_free - self._reserve(request, need, taken):
                 self.counters.watermark_delays += taken <= self.pool.num_free
                 break
             if found.missing in computing:
@@ -349,10 +359,10 @@ class Scheduler:
         missing = self._find(self.running[-1]).missing
         return set() if missing is None else {missing}
 
-    def _reserve(self, need: int) -> int:
+    def _reserve(self, head: Request, need: int, taken: int) -> int:
         """The watermark may delay a request, it may never exclude one: what it could never let in is let off."""
-        admissible_blocks = self.pool.num_blocks - self.watermark_blocks
-        return self.watermark_blocks if need <= admissible_blocks else 0
+        reserve = self.reserve.choose(head, need, taken, self.pool.num_free, self.running)
+        return reserve if need <= self.pool.num_blocks - reserve else 0
 
     def _start(self, request: Request, need: int, found: list[int]) -> None:
         self.pool.share(found)  # first, so that none of them is evicted for the others

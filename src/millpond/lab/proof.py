@@ -23,7 +23,8 @@ class Bounds:
 
     positions bounds a pool's blocks times its block size. requests bounds how many are unfinished at any time: how
     many come in all is not bounded, nor, but by the pool, how long they are. With prefix_cache all
-    schedulers have one, and some requests share their text. Raises ConfigError naming the option.
+    schedulers have one, and some requests share their text. With any_reserve the reserve is not one of each size, but
+    chosen at will before each admission, which covers every rule that could choose it. Raises ConfigError naming the option.
     """
 
     positions: int = 4
@@ -32,6 +33,7 @@ class Bounds:
     budget: int = 2
     guesses: int = 1
     prefix_cache: bool = False
+    any_reserve: bool = False
 
     def __post_init__(self) -> None:
         for name, most in MOST.items():
@@ -49,10 +51,10 @@ class Bounds:
         slots = range(1, min(self.slots, self.requests) + 1)
         budgets = (None, *range(1, self.budget + 1))
         for num_slots, reserve, budget, guesses in product(
-            slots, range(num_blocks), budgets, sorted({0, self.guesses})
+            slots, (0,) if self.any_reserve else range(num_blocks), budgets, sorted({0, self.guesses})
         ):
             sizes = num_blocks, block_size, num_slots, reserve, budget, self.requests, guesses
-            yield Case(*sizes, prefix_cache=self.prefix_cache)
+            yield Case(*sizes, prefix_cache=self.prefix_cache, any_reserve=self.any_reserve)
 
 
 DEEP = Bounds(positions=5, slots=3, requests=3, budget=3, guesses=2)
