@@ -25,9 +25,9 @@ class EngineConfig:
 
     dtype "auto" runs the checkpoint's own types through the fast kernels, "float32" computes everything
     in float32. kv_dtype "int8" keeps keys and values in 8 bits, a little more than half of what "auto" takes, which is
-    bfloat16. watermark is the share of the pool held back from newcomers, or "auto" for one that is chosen as the engine
-    runs; watermark_blocks, where given, is that reserve in blocks and wins. kv_memory is in bytes; num_blocks wins over it. threads None means the cores that this
-    process may use.
+    bfloat16. watermark is the share of the pool held back from newcomers, or "auto" for what core/reserve.py chooses as
+    the engine runs; watermark_blocks, where given, is that reserve in blocks and wins. kv_memory is in bytes;
+    num_blocks wins over it. threads None means the cores that this process may use.
     itl_target, in milliseconds, bounds the prompts in a step to what keeps it about as short while others decode.
     prefix_cache keeps the K/V of full blocks findable until the memory is wanted, for requests that begin alike.
     speculative "ngram" tries up to speculative_tokens guesses a step for each request, looked up in its own text.

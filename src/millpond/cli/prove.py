@@ -101,6 +101,14 @@ def show(proof: Proof, seconds: float, found: list[tuple[PlantedFault, Finding |
             show_trace(finding)
 
 
+def show_json(proof: Proof, seconds: float, found: list[tuple[PlantedFault, Finding | None]]) -> None:
+    """Everything for a program."""
+    from millpond.lab.proof import as_json
+
+    faults = [{**fault.as_json(), "finding": as_json(finding)} for fault, finding in found]
+    typer.echo(json.dumps({**proof.as_json(), "seconds": round(seconds, 1), "faults": faults}))
+
+
 def prove(
     positions: Annotated[
         int | None,
@@ -148,8 +156,7 @@ def prove(
         seconds = time.perf_counter() - started
         found = [] if proof.finding else [(fault, lab.find(fault, notify)) for fault in planted]
     if as_json:
-        planted_json = [{**fault.as_json(), "finding": lab.as_json(finding)} for fault, finding in found]
-        typer.echo(json.dumps({**proof.as_json(), "seconds": round(seconds, 1), "faults": planted_json}))
+        show_json(proof, seconds, found)
     else:
         show(proof, seconds, found)
     if proof.finding is not None or any(finding is None for _, finding in found):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millpond.cli import sweep_config, traffic
+from millpond.cli import sweep_config, sweep_reserve, traffic
 from millpond.cli.options import MOST_BLOCKS, MOST_COUNT, Blocks, Plot, Slots, examples, parse_counts
 from millpond.config import AUTO
 from millpond.lab.lengths import Lengths
@@ -22,8 +22,9 @@ WATERMARK_HELP = (
     """Run one workload under each reserve, on the real scheduler with no model, and say which to choose.
 
 A reserve (--watermark-blocks of `millpond serve`) keeps blocks back from newcomers, so that running requests have room
-to grow: fewer are preempted and computed again, and more wait. auto is --watermark auto. Iterations are steps, one that only releases counts.
-thrashed: preempted before a block of new tokens; recomputed: positions that resumed requests forwarded again.
+to grow: fewer are preempted and computed again, and more wait. auto is what --watermark auto makes of the requests.
+Iterations are steps, one that only releases counts. thrashed: preempted before a block of new tokens; recomputed:
+positions that resumed requests forwarded again.
 
 The choice is the reserve whose run is the least work: the positions forwarded, and 3 for each iteration.
 
@@ -53,6 +54,7 @@ def register(app: typer.Typer) -> None:
     group.callback(invoke_without_command=True)(sweep)
     group.command("watermark", help=WATERMARK_HELP, epilog=WATERMARK_EXAMPLES)(watermark)
     sweep_config.register(group)
+    sweep_reserve.register(group)
     app.add_typer(group, name="sweep")
 
 
@@ -110,7 +112,9 @@ def watermark(
     slots: Slots = 3,
     blocks: Blocks = 8,
     block_size: Annotated[int, typer.Option("--block-size", min=1, max=MOST_COUNT, help="Tokens in a block.")] = 4,
-    reserves: Annotated[str, typer.Option("--reserves", metavar="N,N,auto", help="To try, in blocks, and auto.")] = "0,1,2,3,auto",
+    reserves: Annotated[
+        str, typer.Option("--reserves", metavar="N,N,auto", help="To try, in blocks, and auto.")
+    ] = "0,1,2,3,auto",
     max_num_batched_tokens: StepTokens = None,
     step_seconds: StepSeconds = 0.05,
     audit: Annotated[bool, typer.Option("--audit", help="Check every invariant after every step (slow).")] = False,

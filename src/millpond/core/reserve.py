@@ -27,8 +27,9 @@ OFFSETS = (*range(1, 17), *range(18, 33, 2), *range(36, 65, 4), *range(72, 129, 
 class Reserve(Protocol):
     """What Scheduler asks before each admission, and tells of each output that ended by itself.
 
-    blocks is the newest choice. fresh() makes one like it that has seen nothing. choose() gets the head of waiting, the blocks it needs, how many of them are taken from
-    the free ones, how many are free, and the running requests, each holding blocks for all of its tokens.
+    blocks is the newest choice. choose() gets the head of waiting, the blocks it needs, how many of them are taken from
+    the free ones, how many are free, and the running requests, each holding blocks for all of its tokens. fresh() makes
+    one like it that has seen nothing.
     """
 
     @property
@@ -102,10 +103,10 @@ class AutoReserve:
         """At most MOST_SHARE of the pool, and never more than an empty pool has beside the head."""
         most = min(self.most_blocks, self.num_blocks - need)
         name, left = self._refused
-        if name == head.request_id and left > 0:
-            self._refused = name, left - 1
-        elif not running or self._has_room(num_free - taken, len(running) + 1):
+        if not running or self._has_room(num_free - taken, len(running) + 1):
             self.blocks = 0
+        elif name == head.request_id and left > 0:
+            self._refused = name, left - 1
         elif taken <= num_free:  # otherwise nothing depends on it
             beyond = ceil(self._peak(head, need, taken, num_free, running)) - (self.num_blocks - num_free) - taken
             self.blocks = min(max(beyond, 0), most)

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any, Literal
 
-from millpond.config import AUTO
 from millpond.core.block_pool import blocks_for_length
 from millpond.core.door import Door
 from millpond.core.invariants import Auditor

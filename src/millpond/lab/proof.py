@@ -24,7 +24,7 @@ class Bounds:
     positions bounds a pool's blocks times its block size. requests bounds how many are unfinished at any time: how
     many come in all is not bounded, nor, but by the pool, how long they are. With prefix_cache all
     schedulers have one, and some requests share their text. With any_reserve the reserve is not one of each size, but
-    chosen at will before each admission, which covers every rule that could choose it. Raises ConfigError naming the option.
+    chosen at will before each admission, which covers every rule. Raises ConfigError naming the option.
     """
 
     positions: int = 4

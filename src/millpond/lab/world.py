@@ -112,7 +112,7 @@ class ChosenDrafts:
 class ChosenReserve:
     """A Reserve that lets in as many as it is told, and then holds back all that an empty pool has beside the head.
 
-    Whether the head is let in is all that a reserve decides, so these two stand for every number that a rule could choose.
+    Whether the head is let in is all that a reserve decides, so these two stand for every number that there is.
     """
 
     def __init__(self, num_blocks: int) -> None:
