@@ -37,6 +37,11 @@ EXAMPLES = examples(
 )
 
 
+AnyReserve = Annotated[
+    bool, typer.Option("--any-reserve", help="A reserve that is chosen at will, in place of one of each size.")
+]
+
+
 def register(app: typer.Typer) -> None:
     app.command("prove", help=HELP, epilog=EXAMPLES)(prove)
 
@@ -133,9 +138,7 @@ def prove(
     prefix_cache: Annotated[
         bool, typer.Option("--prefix-cache", help="With the prefix cache, and requests that share their text.")
     ] = False,
-    any_reserve: Annotated[
-        bool, typer.Option("--any-reserve", help="A reserve that is chosen at will, in place of one of each size.")
-    ] = False,
+    any_reserve: AnyReserve = False,
     faults: Annotated[bool, typer.Option("--faults/--no-faults", help="Plant the faults as well.")] = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one object: bounds, pools, states, transitions, verdict, faults.")

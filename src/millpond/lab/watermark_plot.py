@@ -94,9 +94,7 @@ def draw_auto(axes: Axes, point: WatermarkPoint, value: float, colour: str) -> N
     """The reserve that chooses itself: a diamond, and a line across at its height."""
     axes.axhline(value, color=colour, lw=1, ls="--", zorder=1)
     axes.plot(point.iterations, value, "D", ms=8, color=colour, clip_on=False, zorder=4)
-    axes.annotate(
-        "auto", (point.iterations, value), (-8, 8), textcoords="offset points", ha="right", fontsize=10, color=colour
-    )
+    axes.annotate("auto", (point.iterations, value), (9, 5), textcoords="offset points", fontsize=10, color=colour)
 
 
 def runs_of(numbers: Sequence[int]) -> str:
