@@ -10,6 +10,7 @@ import millpond.build as build
 from millpond.build import PoolPlan, build_engine, build_model_runner, plan_pool, read_figures
 from millpond.config import EngineConfig
 from millpond.core.request import FinishReason, SamplingParams
+from millpond.core.reserve import AutoReserve, FixedReserve
 from millpond.errors import ConfigError, ModelFileError, ModelNotFoundError
 from millpond.kernels.isa import choose
 from millpond.load.gguf import open_gguf
@@ -133,6 +134,8 @@ def test_more_tokens_than_the_model_was_made_for_are_refused_with_both_numbers()
         ({"num_blocks": 100, "watermark": 0.0}, 0),
         ({"num_blocks": 100, "watermark_blocks": 7}, 7),
         ({"num_blocks": 100, "watermark_blocks": 0, "watermark": 0.5}, 0),
+        ({"num_blocks": 1000, "watermark": "auto"}, 0),
+        ({"num_blocks": 100, "watermark": "auto", "watermark_blocks": 7}, 7),
     ],
 )
 def test_the_reserve_is_in_whole_blocks_of_the_pool_that_was_planned(settings, reserve):
@@ -165,6 +168,17 @@ def test_an_engine_says_what_its_open_settings_became(build_small):
     assert config.kv_memory == 2 * 32 * 16 * (2 * 2 * 2 * 32 * 2)  # layers, K/V heads, keys and values, head_dim, bytes
     assert config.isa == choose("auto")
     assert config.threads >= 1
+
+
+def test_the_schedulers_reserve_is_fixed_unless_it_is_to_choose_itself(build_small):
+    sizes = {"watermark": 0.25, "num_blocks": 8}
+    assert isinstance(build_small(replace(SMALL, **sizes)).scheduler.reserve, FixedReserve)
+    scheduler = build_small(replace(SMALL, **{**sizes, "watermark": "auto"})).scheduler
+    assert isinstance(scheduler.reserve, AutoReserve)
+    assert (scheduler.reserve.num_blocks, scheduler.reserve.block_size) == (8, scheduler.block_size)
+    given = build_small(replace(SMALL, **{**sizes, "watermark": "auto"}, watermark_blocks=3)).scheduler
+    assert isinstance(given.reserve, FixedReserve)
+    assert given.watermark_blocks == 3
 
 
 def test_the_schedulers_pool_and_the_runners_cache_have_the_same_size(build_small):

@@ -35,6 +35,7 @@ from millpond.errors import ConfigError
         ("watermark", float("nan")),
         ("watermark", None),
         ("watermark", "0.1"),
+        ("watermark", "Auto"),
         ("watermark_blocks", -1),
         ("watermark_blocks", 1.5),
         ("watermark_blocks", "2"),
@@ -51,6 +52,12 @@ from millpond.errors import ConfigError
 def test_a_setting_of_the_wrong_kind_or_size_is_refused_by_name(name: str, value: Any):
     with pytest.raises(ConfigError, match=f"^{name} must be "):
         EngineConfig(**{name: value})
+
+
+def test_a_reserve_may_choose_itself_unless_it_is_given_in_blocks():
+    assert EngineConfig(watermark="auto").chooses_reserve
+    assert not EngineConfig(watermark="auto", watermark_blocks=3).chooses_reserve
+    assert not EngineConfig().chooses_reserve
 
 
 def test_a_token_budget_that_no_scratch_could_hold_is_refused():

@@ -14,6 +14,7 @@ from numba.core import event
 from millpond.config import EngineConfig
 from millpond.core.block_pool import blocks_for_length, resolve_watermark_blocks
 from millpond.core.policies import make_policy
+from millpond.core.reserve import AutoReserve
 from millpond.core.scheduler import Scheduler
 from millpond.core.speculation import PromptLookup
 from millpond.engine.engine import Engine
@@ -135,6 +136,7 @@ def build_engine(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
         watermark_blocks=plan.watermark_blocks,
+        reserve=AutoReserve(plan.num_blocks, plan.block_size) if config.chooses_reserve else None,
         drafter=PromptLookup(config.speculative_tokens) if config.speculative == "ngram" else None,
         prefix_cache=config.prefix_cache,
         policy=make_policy(config.policy, dict(config.tenant_weights)),

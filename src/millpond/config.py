@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import SupportsFloat
+from typing import Literal, SupportsFloat
 
 from millpond.errors import ConfigError
 
@@ -17,6 +17,7 @@ POLICIES = ("fcfs", "priority", "fair")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 MOST_WEIGHT = 1000
+AUTO = "auto"
 MOST_BATCHED_TOKENS = 1 << 20  # a step has scratch for so many rows
 
 
@@ -26,9 +27,9 @@ class EngineConfig:
 
     dtype "auto" runs the checkpoint's own types through the fast kernels, "float32" computes everything
     in float32. kv_dtype "int8" keeps keys and values in 8 bits, a little more than half of what "auto" takes, which is
-    bfloat16. watermark is the share of the pool held back from newcomers; watermark_blocks, where given, is that
-    reserve in blocks and wins. kv_memory is in bytes; num_blocks wins over it. threads None means the cores that this
-    process may use.
+    bfloat16. watermark is the share of the pool held back from newcomers, or "auto" for what core/reserve.py chooses as
+    the engine runs; watermark_blocks, where given, is that reserve in blocks and wins. kv_memory is in bytes;
+    num_blocks wins over it. threads None means the cores that this process may use.
     itl_target, in milliseconds, bounds the prompts in a step to what keeps it about as short while others decode.
     prefix_cache keeps the K/V of full blocks findable until the memory is wanted, for requests that begin alike.
     speculative "ngram" tries up to speculative_tokens guesses a step for each request, looked up in its own text.
@@ -44,7 +45,7 @@ class EngineConfig:
     block_size: int = 16
     num_blocks: int | None = None
     kv_memory: int | None = None
-    watermark: float = 0.01
+    watermark: float | Literal["auto"] = 0.01
     watermark_blocks: int | None = None
     threads: int | None = None
     isa: str = "auto"
@@ -88,8 +89,15 @@ class EngineConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}), or some of the requests could never run together"
             )
-        if not isinstance(self.watermark, SupportsFloat) or not 0.0 <= float(self.watermark) < 1.0:
-            raise ConfigError(f"watermark must be at least 0 and below 1, got {self.watermark!r}")
+        if self.watermark != AUTO and not (
+            isinstance(self.watermark, SupportsFloat) and 0.0 <= float(self.watermark) < 1.0
+        ):
+            raise ConfigError(f"watermark must be at least 0 and below 1, or {AUTO}, got {self.watermark!r}")
+
+    @property
+    def chooses_reserve(self) -> bool:
+        """Whether the reserve is chosen as the engine runs."""
+        return self.watermark == AUTO and self.watermark_blocks is None
 
     def _check_policy(self) -> None:
         if self.policy not in POLICIES:

@@ -84,7 +84,7 @@ def test_a_bound_on_the_actions_ends_the_search_in_front_of_a_finding():
 
 def test_the_shortest_trace_of_all_cases_is_found_whichever_comes_first():
     class StuckAtThree(Scheduler):
-        def _reserve(self, need):
+        def _reserve(self, head, need, taken):
             return 9 if need == 3 else 0
 
     roomy, tight = Case(4, 1, 1, 0, None, 1, longest_prompt=1), Case(4, 1, 1, 0, None, 1)

@@ -8,11 +8,11 @@ import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from millpond.config import DTYPES, KV_DTYPES, POLICIES, SPECULATIVE, EngineConfig
+from millpond.config import AUTO, DTYPES, KV_DTYPES, POLICIES, SPECULATIVE, EngineConfig
 
 DEFAULT_MODEL = "smollm2"
 PICTURES = (".png", ".svg", ".pdf")
@@ -40,6 +40,16 @@ def parse_memory(text: str) -> int:
     if math.isinf(num_bytes):
         raise typer.BadParameter(f"{text[:20]}... is more memory than there can be")
     return int(num_bytes)
+
+
+def parse_watermark(given: str | float) -> float | str:
+    """A share of the pool, or "auto"; EngineConfig says which shares there are."""
+    if isinstance(given, float) or given.strip() == AUTO:  # a float is the default
+        return AUTO if isinstance(given, str) else given
+    try:
+        return float(given)
+    except ValueError:
+        raise typer.BadParameter(f"{given[:40]!r} is neither a share such as 0.01 nor {AUTO}") from None
 
 
 def parse_port(text: str) -> int:
@@ -143,7 +153,15 @@ ItlTarget = Annotated[
     ),
 ]
 BlockSize = Annotated[int, typer.Option("--block-size", help="Tokens in a block of the K/V pool, a multiple of 16.")]
-Watermark = Annotated[float, typer.Option("--watermark", help="Share of the pool held back from newcomers.")]
+Watermark = Annotated[
+    Any,
+    typer.Option(
+        "--watermark",
+        parser=parse_watermark,
+        metavar="SHARE|auto",
+        help="Share of the pool held back from newcomers; auto: as much as running requests are likely to need.",
+    ),
+]
 WatermarkBlocks = Annotated[
     int | None, typer.Option("--watermark-blocks", help="That reserve in blocks; wins over --watermark.")
 ]

@@ -74,6 +74,7 @@ EXAMPLES = examples(
     "millpond serve smollm2 --port 9000",
     "millpond serve ./model.gguf --kv-memory 2G --max-num-seqs 32",
     "millpond serve smollm2 --watermark-blocks 8 --audit",
+    "millpond serve smollm2 --kv-memory 64M --watermark auto",
     "millpond serve smollm2 --speculative ngram",
     "millpond serve smollm2 --kv-dtype int8",
     "millpond serve smollm2 --policy fair --api-key-file keys.txt --tenant-weight key1=3",

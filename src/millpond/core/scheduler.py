@@ -20,6 +20,7 @@ from millpond.core.door import Door
 from millpond.core.policies import RANK, Fcfs, Policy
 from millpond.core.prefix_cache import NOTHING, Link, Prefix, PrefixCache
 from millpond.core.request import FinishReason, Request, RequestState
+from millpond.core.reserve import FixedReserve, Reserve
 from millpond.core.results import checked
 from millpond.core.speculation import Drafter, place_drafts
 from millpond.core.step import Admission, ScheduledRequest, SchedulerOutput, StepResult
@@ -37,10 +38,10 @@ class RequestUpdate(NamedTuple):
 class Scheduler:
     """Continuous batching over a block pool: schedule(), run the step, update(); again while has_work.
 
-    max_num_batched_tokens None means no budget of tokens per step. The running are in the policy's order, which is that
-    of arrival by default: every running request is older than every waiting one then, because only the head is admitted
-    and only the last running request is preempted. A finished request keeps its blocks and its slot until the next
-    schedule().
+    max_num_batched_tokens None means no budget of tokens per step. reserve, where given, chooses in place of
+    watermark_blocks. The running are in the policy's order, which is that of arrival by default: every running request
+    is older than every waiting one then, because only the head is admitted and only the last running request is
+    preempted. A finished request keeps its blocks and its slot until the next schedule().
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Scheduler:
         max_num_batched_tokens: int | None,
         max_model_len: int,
         watermark_blocks: int,
+        reserve: Reserve | None = None,
         drafter: Drafter | None = None,
         prefix_cache: bool = False,
         policy: Policy | None = None,
@@ -67,7 +69,7 @@ class Scheduler:
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.watermark_blocks = resolve_watermark_blocks(num_blocks, 0.0, watermark_blocks)
+        self.reserve = reserve or FixedReserve(resolve_watermark_blocks(num_blocks, 0.0, watermark_blocks))
         self.drafter = drafter
         self.policy = Fcfs() if policy is None else policy
         self.counters = SchedulerCounters()
@@ -84,6 +86,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether anything is unfinished or still to be released."""
         return bool(self.requests)
+
+    @property
+    def watermark_blocks(self) -> int:
+        """The reserve, as it was chosen last."""
+        return self.reserve.blocks
 
     @property
     def num_running(self) -> int:
@@ -260,6 +267,8 @@ class Scheduler:
         request.move_to(RequestState.FINISHED)
         request.finish_reason = reason
         request.error = error
+        if reason is FinishReason.STOP or reason is FinishReason.LENGTH:
+            self.reserve.note_end(request.num_output_tokens)
         if was_running:
             self._leave_running(request)
         else:
@@ -362,9 +371,9 @@ class Scheduler:
 
     def _victims(self, head: Request, fewest: int, need: int, found: Sequence[int]) -> list[Request] | None:
         """Who must go for the head: mostly nobody; None where it must wait."""
-        pool, reserve = self.pool, self._reserve(need)
+        pool, taken = self.pool, need - self.pool.num_held(found)
+        reserve = self._reserve(head, need, taken)
         if not fewest:
-            taken = need - pool.num_held(found)
             if taken <= pool.num_free - reserve:
                 return []
             self.counters.watermark_delays += taken <= pool.num_free
@@ -387,10 +396,10 @@ class Scheduler:
                     computing.setdefault(missing, request.rank)
         return computing
 
-    def _reserve(self, need: int) -> int:
+    def _reserve(self, head: Request, need: int, taken: int) -> int:
         """The watermark may delay a request, it may never exclude one: what it could never let in is let off."""
-        admissible_blocks = self.pool.num_blocks - self.watermark_blocks
-        return self.watermark_blocks if need <= admissible_blocks else 0
+        reserve = self.reserve.choose(head, need, taken, self.pool.num_free, self.running)
+        return reserve if need <= self.pool.num_blocks - reserve else 0
 
     def _start(self, request: Request, need: int, found: list[int]) -> None:
         self.pool.share(found)  # first, so that none of them is evicted for the others

@@ -180,6 +180,7 @@ class PrefixBench:
             max_num_batched_tokens=given.max_num_batched_tokens,
             max_model_len=given.door.max_model_len,
             watermark_blocks=given.watermark_blocks,
+            reserve=given.reserve.fresh(),
             prefix_cache=prefix_cache,
         )
         return Engine(

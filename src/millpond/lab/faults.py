@@ -12,7 +12,7 @@ from millpond.core.scheduler import Scheduler
 
 
 class WithoutWaiver(Scheduler):
-    def _reserve(self, need: int) -> int:
+    def _reserve(self, head: Request, need: int, taken: int) -> int:
         return self.watermark_blocks
 
 

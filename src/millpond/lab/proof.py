@@ -25,7 +25,8 @@ class Bounds:
     positions bounds a pool's blocks times its block size. requests bounds how many are unfinished at any time: how
     many come in all is not bounded, nor, but by the pool, how long they are. With prefix_cache all
     schedulers have one, and some requests share their text. With a policy other than fcfs each has one of two
-    priorities or tenants. Raises ConfigError naming the option.
+    priorities or tenants. With any_reserve the reserve is not one of each size, but chosen at will before each
+    admission, which covers every rule. Raises ConfigError naming the option.
     """
 
     positions: int = 4
@@ -35,6 +36,7 @@ class Bounds:
     guesses: int = 1
     prefix_cache: bool = False
     policy: str = "fcfs"
+    any_reserve: bool = False
 
     def __post_init__(self) -> None:
         for name, most in MOST.items():
@@ -44,10 +46,11 @@ class Bounds:
         if self.policy not in POLICIES:
             raise ConfigError(f"--policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
 
-    def within(self, policy: str, prefix_cache: bool, given: Mapping[str, int | None]) -> Bounds:
-        """The same with a policy, with or without the prefix cache, and with what is given instead of its own."""
+    def within(self, policy: str, prefix_cache: bool, any_reserve: bool, given: Mapping[str, int | None]) -> Bounds:
+        """The same with a policy, with or without the prefix cache and a reserve chosen at will, and with what is given
+        instead of its own."""
         chosen = {name: value for name, value in given.items() if value is not None}
-        return replace(self, policy=policy, prefix_cache=prefix_cache, **chosen)
+        return replace(self, policy=policy, prefix_cache=prefix_cache, any_reserve=any_reserve, **chosen)
 
     def pools(self) -> Iterator[tuple[int, int]]:
         """Numbers of blocks and block sizes, the fewest positions first."""
@@ -59,10 +62,10 @@ class Bounds:
         slots = range(1, min(self.slots, self.requests) + 1)
         budgets = (None, *range(1, self.budget + 1))
         for num_slots, reserve, budget, guesses in product(
-            slots, range(num_blocks), budgets, sorted({0, self.guesses})
+            slots, (0,) if self.any_reserve else range(num_blocks), budgets, sorted({0, self.guesses})
         ):
             sizes = num_blocks, block_size, num_slots, reserve, budget, self.requests, guesses
-            yield Case(*sizes, prefix_cache=self.prefix_cache, policy=self.policy)
+            yield Case(*sizes, prefix_cache=self.prefix_cache, policy=self.policy, any_reserve=self.any_reserve)
 
 
 DEEP = Bounds(positions=5, slots=3, requests=3, budget=3, guesses=2)

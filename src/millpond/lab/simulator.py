@@ -10,6 +10,7 @@ from millpond.core.block_pool import resolve_watermark_blocks
 from millpond.core.counters import SchedulerCounters
 from millpond.core.door import Door
 from millpond.core.policies import make_policy
+from millpond.core.reserve import AutoReserve
 from millpond.core.scheduler import Scheduler
 from millpond.core.step import SampledTokens, SchedulerOutput, StepResult
 from millpond.engine.engine import Engine
@@ -87,6 +88,7 @@ def _scheduler(config: EngineConfig) -> Scheduler:
         max_model_len=door.max_model_len,
         watermark_blocks=resolve_watermark_blocks(door.num_blocks, config.watermark, config.watermark_blocks),
         policy=make_policy(config.policy, dict(config.tenant_weights)),
+        reserve=AutoReserve(door.num_blocks, door.block_size) if config.chooses_reserve else None,
     )
 
 

@@ -7,7 +7,7 @@ every action, so a copy is made by hand, object by object; copy.deepcopy takes t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -37,6 +37,7 @@ class Case:
     with a prompt of at most longest_prompt tokens where that is given. A step tries up to most_drafts guesses for each.
     With the prefix cache, some of the requests are twins: at the same position they have the same token, or one of two.
     Where the policy is not fcfs each request has one of two priorities, or is one of two tenants'.
+    With any_reserve the reserve is nothing or all that the law allows, as is chosen before each admission.
     """
 
     num_blocks: int
@@ -49,6 +50,7 @@ class Case:
     longest_prompt: int | None = None
     prefix_cache: bool = False
     policy: str = "fcfs"
+    any_reserve: bool = False
 
     def make_scheduler(self, kind: type[Scheduler]) -> Scheduler:
         return kind(
@@ -58,6 +60,7 @@ class Case:
             max_num_batched_tokens=self.budget,
             max_model_len=self.num_blocks * self.block_size + 1,
             watermark_blocks=self.reserve,
+            reserve=ChosenReserve(self.num_blocks) if self.any_reserve else None,
             drafter=ChosenDrafts() if self.most_drafts else None,
             prefix_cache=self.prefix_cache,
             policy=small_policy(self.policy),
@@ -65,7 +68,7 @@ class Case:
 
     def __str__(self) -> str:
         parts = [f"{counted(self.num_blocks, 'block')} of {self.block_size}", counted(self.slots, "slot")]
-        parts.append(f"reserve {self.reserve}")
+        parts.append("any reserve" if self.any_reserve else f"reserve {self.reserve}")
         if self.budget is not None:
             parts.append(f"{counted(self.budget, 'token')} a step")
         parts.append(counted(self.most_unfinished, "request"))
@@ -82,6 +85,8 @@ class Action(NamedTuple):
     """What happens next: add, abort, schedule (guesses by request), update, or fail.
 
     Who is added has numbers: prompt tokens, 1 for a twin, its priority or tenant; zeros at the end are left out.
+
+    Where the reserve is chosen, too, a schedule's first number is how many it lets in before it holds all back.
 
     An update has one (accepted guesses, ending) for each scheduled request; ending is one of ENDINGS.
     """
@@ -110,6 +115,28 @@ class ChosenDrafts:
 
     def forget(self, request_id: str) -> None:
         """Nothing is known of it."""
+
+
+class ChosenReserve:
+    """A Reserve that lets in as many as it is told, and then holds back all that an empty pool has beside the head.
+
+    Whether the head is let in is all that a reserve decides, so these two stand for every number that there is.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.blocks = self.let_in = 0
+
+    def choose(self, head: Request, need: int, taken: int, num_free: int, running: Sequence[Request]) -> int:
+        self.blocks = 0 if self.let_in > 0 else self.num_blocks - need
+        self.let_in -= 1
+        return self.blocks
+
+    def note_end(self, num_output_tokens: int) -> None:
+        """Nothing: what it chooses is an action."""
+
+    def fresh(self) -> ChosenReserve:
+        return ChosenReserve(self.num_blocks)
 
 
 def family_of(request: Request) -> int:
@@ -177,8 +204,9 @@ class World:
             yield from self._updates(self.in_flight)
         elif self.scheduler.has_work:
             counts = range(self.case.most_drafts + 1)
-            for drafts in product(counts, repeat=min(len(alive), self.case.slots) if len(counts) > 1 else 0):
-                yield Action("schedule", numbers=drafts)
+            drafts = product(counts, repeat=min(len(alive), self.case.slots) if len(counts) > 1 else 0)
+            let_in = [()] if not self.case.any_reserve else [(n,) for n in range(self._most_let_in() + 1)]
+            yield from (Action("schedule", numbers=(*n, *each)) for n, each in product(let_in, drafts))
         yield from (Action("abort", name) for name in alive)
         if len(alive) < self.case.most_unfinished:
             longest = self.case.longest_prompt or self.case.num_blocks * self.case.block_size
@@ -190,6 +218,10 @@ class World:
 
     def _choices(self) -> tuple[int, ...]:
         return (0,) if self.case.policy == "fcfs" else CHOICES
+
+    def _most_let_in(self) -> int:
+        """Preempted ones may be let in as well, in the same step."""
+        return min(self.case.slots, self.scheduler.num_waiting + self.scheduler.num_running)
 
     def _updates(self, output: SchedulerOutput) -> Iterator[Action]:
         """Each request goes on or stops, with each number of right guesses; one of them faults; the step fails."""
@@ -232,17 +264,20 @@ class World:
         request.priority, request.tenant = choice, str(choice)
         self.scheduler.add_request(request)
 
-    def _schedule(self, drafts: tuple[int, ...]) -> None:
+    def _schedule(self, numbers: tuple[int, ...]) -> None:
         twin = self.copy()
-        output, again = self._decide(drafts), twin._decide(drafts)
+        output, again = self._decide(numbers), twin._decide(numbers)
         check_same_decisions([output], [again])
         self.auditor.after_schedule(output)
         self._forward(output)
         self.in_flight = output
 
-    def _decide(self, drafts: tuple[int, ...]) -> SchedulerOutput:
+    def _decide(self, numbers: tuple[int, ...]) -> SchedulerOutput:
+        counts = iter(numbers)
+        if isinstance(self.scheduler.reserve, ChosenReserve):
+            self.scheduler.reserve.let_in = next(counts, 0)
         if isinstance(self.scheduler.drafter, ChosenDrafts):
-            self.scheduler.drafter.counts = iter(drafts)
+            self.scheduler.drafter.counts = counts
         return self.scheduler.schedule()
 
     def _forward(self, output: SchedulerOutput) -> None:
@@ -389,7 +424,7 @@ def _copy_record(record: T) -> T:
 
 # What Scheduler keeps, by how it is copied: the same object, a list of numbers, or its own rule in _copy_scheduler.
 _SHARED = {
-    *("block_size", "max_num_seqs", "max_num_batched_tokens", "watermark_blocks"),
+    *("block_size", "max_num_seqs", "max_num_batched_tokens", "reserve"),
     *("drafter", "door", "_num_arrivals"),
 }
 _OWN_RULE = {

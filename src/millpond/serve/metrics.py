@@ -34,7 +34,11 @@ GAUGES: tuple[tuple[str, str, Reading], ...] = (
     ),
     ("vllm:kv_cache_usage_perc", "Share of the K/V blocks in use; 1 is all.", lambda it: _usage(it)),
     ("millpond_kv_blocks", "Blocks of the K/V pool.", lambda it: it.scheduler.pool.num_blocks),
-    ("millpond_watermark_blocks", "Blocks held back from newcomers.", lambda it: it.scheduler.watermark_blocks),
+    (
+        "millpond_watermark_blocks",
+        "Blocks held back from newcomers, as chosen last.",
+        lambda it: it.scheduler.watermark_blocks,
+    ),
 )
 
 COUNTERS: tuple[tuple[str, str, Reading], ...] = (
