@@ -17,6 +17,7 @@ from typing import NamedTuple
 from millpond.core.block_pool import BlockPool, blocks_for_length, resolve_watermark_blocks
 from millpond.core.counters import SchedulerCounters
 from millpond.core.door import Door
+from millpond.core.notes import Blocked, StepNotes
 from millpond.core.prefix_cache import NOTHING, Link, Prefix, PrefixCache
 from millpond.core.request import FinishReason, Request, RequestState
 from millpond.core.speculation import Drafter, StepLoad
@@ -66,6 +67,7 @@ class Scheduler:
         self.watermark_blocks = resolve_watermark_blocks(num_blocks, 0.0, watermark_blocks)
         self.drafter = drafter
         self.counters = SchedulerCounters()
+        self.notes = StepNotes()
         self.requests: dict[str, Request] = {}
         self.waiting: OrderedDict[str, Request] = OrderedDict()
         self.running: list[Request] = []
@@ -164,10 +166,13 @@ class Scheduler:
         """
         if self._in_flight and self.step_is_in_flight:
             raise InvariantError(f"step {self.counters.iterations - 1} is still in flight: it has had no result")
+        self.notes.begin()
         released = self.release_finished()
         preempted = self._grow()
         budget = self._budget(prefill_budget)
         admitted = self._admit(budget)
+        if self.waiting and self.notes.blocked is None:
+            self.notes.block(next(iter(self.waiting.values())), len(self.free_slots), self.max_num_seqs, budget)
         self._in_flight = self._plan_all(budget)
         step = self.counters.iterations
         self.counters.iterations += 1
@@ -283,6 +288,7 @@ class Scheduler:
             block_ids = self.pool.allocate(self._blocks_needed(request) - len(request.block_ids))
             if block_ids is None:
                 # The running are in arrival order, so the last one is the youngest, and has not grown yet.
+                self.notes.preempt(self.running[-1], request)
                 preempted.append(self._preempt(self.running[-1]))
             else:
                 request.block_ids += block_ids
@@ -327,10 +333,14 @@ class Scheduler:
             request = next(iter(self.waiting.values()))
             need, found = self._blocks_needed(request), self._find(request)
             taken = need - self.pool.num_held(found.block_ids)
-            if taken > self.pool.num_free - self._reserve(need):
-                self.counters.watermark_delays += taken <= self.pool.num_free
+            free, reserve = self.pool.num_free, self._reserve(need)
+            if taken > free - reserve:
+                self.counters.watermark_delays += taken <= free
+                on = "blocks" if taken > free else "reserve"
+                self.notes.blocked = Blocked(request.request_id, on, taken, free, self.pool.num_blocks, reserve)
                 break
             if found.missing in computing:
+                self.notes.blocked = Blocked(request.request_id, "prefix", 1, 0, 1)
                 break
             self._start(request, need, found.block_ids)
             admitted.append(request.request_id)

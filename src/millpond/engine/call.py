@@ -71,7 +71,8 @@ class Mailbox:
 class Call:
     """Requests that were taken together and end together. unfinished holds the ids that have not ended for the reader.
 
-    is_waiting until the first of them is admitted; is_over once the caller has let go of it.
+    is_waiting until the first of them is admitted; is_over once the caller has let go of it. cause is why what has not
+    ended by then is aborted.
     """
 
     requests: Sequence[EngineRequest]
@@ -80,3 +81,4 @@ class Call:
     is_waiting: bool = True
     is_over: bool = False
     is_suspected: bool = False
+    cause: str = "client_gone"

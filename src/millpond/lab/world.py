@@ -373,7 +373,9 @@ _SHARED = {
     *("block_size", "max_num_seqs", "max_num_batched_tokens", "watermark_blocks"),
     *("drafter", "door", "_num_arrivals"),
 }
-_OWN_RULE = {"cache", "pool", "counters", "requests", "waiting", "running", "finished", "free_slots", "_in_flight"}
+_OWN_RULE = {
+    *("cache", "pool", "counters", "notes", "requests", "waiting", "running", "finished", "free_slots", "_in_flight"),
+}
 
 
 def _copy_scheduler(scheduler: Scheduler, twins: Mapping[int, Request]) -> Scheduler:
@@ -386,6 +388,7 @@ def _copy_scheduler(scheduler: Scheduler, twins: Mapping[int, Request]) -> Sched
     twin.cache = None if scheduler.cache is None else _copy_cache(scheduler.cache)
     twin.pool = _copy_pool(scheduler.pool, twin.cache)
     twin.counters = _copy_record(scheduler.counters)
+    twin.notes = _copy_record(scheduler.notes)
     twin.requests = {name: twins[id(request)] for name, request in scheduler.requests.items()}
     twin.waiting = OrderedDict((name, twins[id(request)]) for name, request in scheduler.waiting.items())
     twin.running = [twins[id(request)] for request in scheduler.running]
