@@ -37,6 +37,7 @@ DEFAULT_ROWS, MOST_ROWS = 100, 2000  # where no terminal says how many fit; what
 OTHER_LINES = 10  # of a frame: what stands above the rows and below
 ANSWER_SECONDS = 10.0
 BAR_CELLS = 30
+LEAST_CELLS = 14, 20
 
 
 def register(app: typer.Typer) -> None:
@@ -122,11 +123,14 @@ def as_table(rows: list[Mapping[str, Any]]) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table("request", "state", "age", "output", "blocks", "preempted", "", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        "request", "state", "age", "output", "blocks", "preempted", "", box=box.SIMPLE_HEAD, padding=0, pad_edge=False
+    )
     for column in table.columns[2:6]:
         column.justify = "right"
-    for column in table.columns:
+    for column in table.columns[1:6]:  # where a terminal is narrow, ids and reasons give way, but not all of them
         column.no_wrap = True
+    table.columns[0].min_width, table.columns[6].min_width = LEAST_CELLS
     for row in rows:
         most = row["max_tokens"]
         table.add_row(

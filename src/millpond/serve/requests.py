@@ -28,6 +28,7 @@ HIDDEN = "another key's request"
 def requests_router(context: ServeContext) -> APIRouter:
     router = APIRouter()
     timelines = context.engine.timelines
+    offset = context.now() - timelines.clock()  # of the time of day, once: a moment is to have one date
 
     @router.get("/v1/requests", response_model=None, responses=described(400, 401))
     async def list_requests(limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = DEFAULT_ROWS) -> Response:
@@ -48,7 +49,7 @@ def requests_router(context: ServeContext) -> APIRouter:
                 f"{timelines.most_finished} that have ended"
             )
         now, places = timelines.clock(), timelines.places()
-        whole = [{**_row(each, now, places), **_timeline(timelines, each, context.now() - now)} for each in found]
+        whole = [{**_row(each, now, places), **_timeline(timelines, each, offset)} for each in found]
         return JSONResponse({"object": "request", "id": request_id, "requests": whole})
 
     return router
@@ -113,7 +114,7 @@ def _waiting_for(timeline: Timeline, places: Mapping[str, int]) -> str | None:
 
 
 def _timeline(timelines: Timelines, timeline: Timeline, offset: float) -> dict[str, Any]:
-    """What had happened; offset is what the time of day is ahead of the engine's clock."""
+    """What has happened; offset is what the time of day is ahead of the engine's clock."""
     summary = timeline.summary(timelines.clock())
     entries = list(timeline.entries)
     return {
