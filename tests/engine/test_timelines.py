@@ -11,7 +11,7 @@ from millpond.core.notes import Blocked
 from millpond.core.request import SamplingParams
 from millpond.core.speculation import PromptLookup
 from millpond.engine.call import EngineRequest
-from millpond.engine.timeline import FIRST_ENTRIES, MOST_ENTRIES, Counts, Origin, Timeline
+from millpond.engine.timeline import FIRST_ENTRIES, MOST_ENTRIES, Counts, Origin, Timeline, text_of
 from millpond.engine.timelines import Timelines
 from millpond.errors import RequestTimeoutError
 from tiny_engine import FakeClock, ids, make_engine
@@ -119,6 +119,12 @@ def test_the_head_is_blocked_on_the_reserve_where_that_alone_keeps_it_out():
     assert engine.scheduler.counters.watermark_delays == 1
 
 
+def test_no_more_blocks_are_said_to_be_held_back_than_are_free():
+    figures = {"on": "blocks", "need": 9, "free": 2, "total": 8, "held_back": 3}
+    assert text_of("blocked", figures) == "needs 9 blocks; 2 of 8 are free, 2 of them held back from newcomers"
+    assert text_of("blocked", {**figures, "need": 1, "free": 0}) == "needs 1 block; 0 of 8 are free"
+
+
 def test_the_head_is_blocked_on_the_budget_of_the_step():
     engine = timed(max_num_batched_tokens=4, max_num_seqs=4)
     ask(engine, "a", prompt="1" * 8, max_tokens=2)
@@ -164,6 +170,18 @@ def test_a_preempted_request_says_by_whom_what_it_lost_and_what_it_found_again()
     summary = every[2].summary(engine.now())
     resumed = every[2].entries[-3]
     assert summary.waiting_seconds - summary.queued_seconds == resumed.time - 104.0 == summary.blocked_seconds["blocks"]
+
+
+def test_who_is_the_head_no_more_because_a_preempted_one_is_lacks_nothing_but_its_place():
+    engine = crowded()
+    steps(engine, 3)
+    assert engine.timelines.get("3").lack == "needs a slot; 0 of 3 are free"
+    steps(engine, 2)
+    former = engine.timelines.get("3")
+    assert former.lack is None
+    assert (former.entries[-1].last_step, former.entries[-1].last_time) == (2, 104.0)
+    assert former.summary(engine.now()).blocked_seconds == {"slots": 3.0}
+    assert engine.timelines.places() == {"2": 0, "3": 1, "4": 2, "5": 3, "6": 4, "7": 5}
 
 
 def test_a_preempted_request_names_the_older_one_that_grew():
@@ -267,6 +285,15 @@ def test_an_id_that_comes_again_is_kept_by_its_newest_request():
         ask(engine, name, max_tokens=1)
         drive(engine)
     assert engine.timelines.get("a") is None
+
+
+def test_the_end_of_a_request_is_not_that_of_one_which_waits_for_its_id():
+    engine = timed()
+    ask(engine, "a", max_tokens=9)
+    steps(engine, 1)
+    engine.timelines.take("a", 101.5, 7, Origin())
+    engine.abort("a")
+    assert (engine.timelines.get("a").state, engine.timelines.get("a").counts) == ("queued", Counts(7))
 
 
 def test_a_timeline_has_a_bound_and_keeps_its_beginning_its_end_and_its_sums():

@@ -117,6 +117,11 @@ def test_the_list_has_the_pool_and_those_that_run_before_those_that_wait():
         await until(lambda: async_engine.num_unfinished == 5)
         await at_step(async_engine, 5)
         listed = [(await client.get(f"/v1/requests{query}")).json() for query in ("", "?limit=2")]
+        waiting = async_engine._engine.scheduler.waiting
+        waiting.move_to_end(list(waiting)[-1], last=False)  # as a policy might have it
+        turned = (await client.get("/v1/requests")).json()["data"]
+        waiting.move_to_end(next(iter(waiting)))
+        assert [row["id"].split("-")[1] for row in turned] == ["a", "b", "d", "c"]
         bad = [await client.get(f"/v1/requests?limit={limit}") for limit in ("0", "2001", "x")]
         async_engine._engine.runner.open_for_good()
         await asyncio.gather(*tasks)
@@ -127,7 +132,7 @@ def test_the_list_has_the_pool_and_those_that_run_before_those_that_wait():
     assert whole["slots"] == {"total": 3, "free": 1}
     assert whole["blocks"] == {"total": 8, "free": 2, "held_back": 1, "size": 4}
     assert (whole["running"], whole["waiting"], whole["unfinished"]) == (2, 2, 4)
-    assert whole["head_waits_for"] == "needs 3 blocks; 2 of 8 are free"
+    assert whole["head_waits_for"] == "needs 3 blocks; 2 of 8 are free, 1 of them held back from newcomers"
     assert [row["state"] for row in whole["data"]] == ["running", "running", "waiting", "waiting"]
     assert [row["waiting_for"] for row in whole["data"]] == [None, None, whole["head_waits_for"], "behind 1 other"]
     assert [row["id"] for row in few["data"]] == [row["id"] for row in whole["data"][:2]]

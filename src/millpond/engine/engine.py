@@ -159,6 +159,8 @@ class Engine:
         self.admitted = plan.admitted
         if self._auditor is not None:
             self._auditor.after_schedule(plan)
+        if self.timelines is not None:
+            self.timelines.begin(plan, started)
         scheduled = self._clock()
         result = self._execute(plan)
         executed = self._clock()
@@ -172,7 +174,7 @@ class Engine:
         if self._auditor is not None:
             self._auditor.after_update(result or StepResult(()))
         if self.timelines is not None:
-            self.timelines.step(plan, started, self._clock())
+            self.timelines.step(plan.step, self._clock())
         if self.observer is not None or self.metrics is not None:
             ended = self._clock()
             times = (scheduled - started, executed - scheduled, updated - executed, ended - updated)

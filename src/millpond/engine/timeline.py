@@ -26,7 +26,7 @@ TEXTS = {
 LACKS = {
     "slots": "needs a slot; {free} of {total} are free",
     "blocks": "needs {need:block}; {free} of {total} are free",
-    "reserve": "needs {need:block}; {free} of {total} are free, {held_back} of them held back from newcomers",
+    "reserve": "needs {need:block}; {free} of {total} are free",
     "budget": "needs a token of the step; those that run take all {total}",
     "prefix": "waits a step for a block that another request is computing",
 }
@@ -77,7 +77,9 @@ def text_of(event: str, figures: Mapping[str, Any]) -> str:
     """An entry in words."""
     counted = {name: Counted(value) if isinstance(value, int) else value for name, value in figures.items()}
     if event == "blocked":
-        return LACKS[figures["on"]].format_map(counted)
+        held_back = min(figures["free"], figures["held_back"])
+        but = f", {held_back} of them held back from newcomers" if held_back else ""
+        return LACKS[figures["on"]].format_map(counted) + but
     by = figures.get("by")
     to = "as it could not grow and nobody younger ran" if by is None else f"to {by}"
     text = TEXTS[event].format_map({**counted, "to": to})

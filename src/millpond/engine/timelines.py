@@ -33,7 +33,7 @@ class Timelines:
         self._finished: dict[str, Timeline] = {}
         self._in_order: deque[Timeline] = deque()  # of their ends
         self._computing: dict[str, Timeline] = {}  # who lacks more than its next token
-        self._head: Timeline | None = None  # who lacks something at the head of waiting
+        self._head: Timeline | None = None  # who lacked something at the head of waiting
 
     # What any thread may ask.
 
@@ -96,19 +96,22 @@ class Timelines:
         )
         timeline.request = request
 
-    def step(self, plan: SchedulerOutput, began: float, ended: float) -> None:
-        """A step, after its tokens have been taken in: what it decided as it began, what had come of it in the end."""
+    def begin(self, plan: SchedulerOutput, time: float) -> None:
+        """What a step decided: told before its forward, so that it is known while that goes on."""
         notes = self.scheduler.notes
         for preemption in notes.preemptions:
-            self._preempt(preemption, plan.step, began)
+            self._preempt(preemption, plan.step, time)
         for request_id in plan.admitted:
-            self._admit(request_id, plan.step, began)
+            self._admit(request_id, plan.step, time)
         if notes.blocked is not None or self._head is not None:
-            self._block(notes.blocked, plan.step, began)
+            self._block(notes.blocked, plan.step, time)
+
+    def step(self, step: int, time: float) -> None:
+        """What has come of a step, after its tokens have been taken in."""
         if self._computing:
-            self._compute(plan.step, ended)
+            self._compute(step, time)
         for request in self.scheduler.finished:
-            self.end(request, plan.step, ended)
+            self.end(request, step, time)
 
     def end(self, request: Request, step: int, time: float, cause: str | None = None) -> None:
         """A request that has ended; cause is who or what aborted it, where that is known."""
@@ -116,8 +119,6 @@ class Timelines:
         if timeline is None or timeline.request is not request or request.finish_reason is None:
             return
         timeline.stop_waiting(time)
-        if timeline is self._head:
-            self._head = None
         self._computing.pop(request.request_id, None)
         reason, counts = request.finish_reason.value, Counts.of(request)
         timeline.add(
@@ -154,8 +155,6 @@ class Timelines:
         if timeline is None or (request := timeline.request) is None:
             return
         timeline.stop_waiting(time)
-        if timeline is self._head:
-            self._head = None
         timeline.add(
             "resumed" if timeline.num_preemptions else "admitted",
             step,
