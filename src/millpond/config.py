@@ -125,9 +125,10 @@ class ServerConfig:
 
     Without api_keys every route is open. cors_origins are those of pages that may ask from a browser, "*" for all.
     tls_key None means that the key is in tls_cert. max_body_bytes bounds a request's body. drain_timeout is how many
-    seconds running answers have to end by themselves after a stop signal. log_prompts puts the bodies of requests
-    into the log. otlp_endpoint is the URL of a collector of traces. strict refuses fields of a request that nobody
-    knows, which otherwise are named in the header X-Millpond-Warning.
+    seconds running answers have to end by themselves after a stop signal. log_prompts puts the bodies of requests into
+    the log. A request that takes slow_request seconds says in its log line what it waited for. otlp_endpoint is the URL
+    of a collector of traces. strict refuses fields of a request that nobody knows, which otherwise are named in the
+    header X-Millpond-Warning.
     """
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)
@@ -138,6 +139,7 @@ class ServerConfig:
     drain_timeout: float = 30.0
     log_level: str = "info"
     log_prompts: bool = False
+    slow_request: float = 10.0
     otlp_endpoint: str | None = None
     strict: bool = False
 
@@ -154,8 +156,10 @@ class ServerConfig:
         if self.tls_key is not None and self.tls_cert is None:
             raise ConfigError("a TLS key is of no use without its certificate; give tls_cert too")
         _check_int("max_body_bytes", self.max_body_bytes, 1)
-        if not isinstance(self.drain_timeout, int | float) or not 0 <= self.drain_timeout < math.inf:
-            raise ConfigError(f"drain_timeout must be at least 0 seconds, got {self.drain_timeout!r}")
+        for name in ("drain_timeout", "slow_request"):
+            seconds = getattr(self, name)
+            if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+                raise ConfigError(f"{name} must be at least 0 seconds, got {seconds!r}")
         if self.log_level not in LOG_LEVELS:
             raise ConfigError(f"log_level must be one of {', '.join(LOG_LEVELS)}, got {self.log_level!r}")
         if self.otlp_endpoint is not None and not re.fullmatch(r"https?://[^/\s]+\S*", self.otlp_endpoint):

@@ -41,6 +41,10 @@ class ModelNotFoundError(MillpondError):
     """No such model: neither a known name, nor a file, nor a folder, nor a repository."""
 
 
+class RequestNotFoundError(MillpondError):
+    """No such request: none of that id is unfinished, or among the last that have ended (404)."""
+
+
 class DownloadError(MillpondError):
     """The weights could not be fetched, or are not what they should be."""
 

@@ -52,6 +52,7 @@ from millpond.cli.server_options import (
     OtlpEndpoint,
     QueueTimeout,
     RequestTimeout,
+    SlowRequest,
     StuckAfter,
     TlsCert,
     TlsKey,
@@ -138,13 +139,14 @@ def serve(
     log_level: LogLevel = None,
     log_format: LogFormat = "text",
     log_prompts: LogPrompts = False,
+    slow_request: SlowRequest = SERVER_DEFAULTS.slow_request,
     otlp_endpoint: OtlpEndpoint = None,
     strict: Strict = False,
 ) -> None:
     settings = context.ensure_object(Settings)
     given = _given(context.params, settings)
     config, load = EngineConfig(**_of(EngineConfig, given)), LoadLimits(**_of(LoadLimits, given))
-    server_config = ServerConfig(**_of(ServerConfig, given))
+    server_config = _server_config(given, settings)
     check_server(host, port, server_config)
     engine = loading.open_engine(model, config, settings)
     listen(engine, host, port, served_model_name or model, server_config, load, log_format)
@@ -164,6 +166,16 @@ def _given(options: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
 def _of(config: type, given: dict[str, Any]) -> dict[str, Any]:
     """The options that are fields of a config."""
     return {field.name: given[field.name] for field in fields(config) if field.name in given}
+
+
+def _server_config(given: dict[str, Any], settings: Settings) -> ServerConfig:
+    """Of the options, and of the environment where they are silent."""
+    of_both = {
+        "api_keys": api_keys(given["api_key"] or (), given["api_key_file"], settings.api_keys),
+        "cors_origins": tuple(given["cors_origin"] or ()),
+        "log_level": given["log_level"] or settings.log_level,
+    }
+    return ServerConfig(**_of(ServerConfig, given | of_both))
 
 
 def check_server(host: str, port: int, config: ServerConfig) -> None:

@@ -17,6 +17,7 @@ from millpond.core.block_pool import BlockPool, blocks_for_length, resolve_water
 from millpond.core.counters import SchedulerCounters
 from millpond.core.displacement import choose_victims, tokens_too_many
 from millpond.core.door import Door
+from millpond.core.notes import Blocked, StepNotes
 from millpond.core.policies import RANK, Fcfs, Policy
 from millpond.core.prefix_cache import NOTHING, Link, Prefix, PrefixCache
 from millpond.core.request import FinishReason, Request, RequestState
@@ -73,6 +74,7 @@ class Scheduler:
         self.drafter = drafter
         self.policy = Fcfs() if policy is None else policy
         self.counters = SchedulerCounters()
+        self.notes = StepNotes()
         self.requests: dict[str, Request] = {}
         self.waiting: OrderedDict[str, Request] = OrderedDict()
         self.running: list[Request] = []
@@ -177,11 +179,14 @@ class Scheduler:
         """
         if self._in_flight and self.step_is_in_flight:
             raise InvariantError(f"step {self.counters.iterations - 1} is still in flight: it has had no result")
+        self.notes.begin()
         released = self.release_finished()
         self.policy.arrange(self.running)
         preempted = self._grow()
         budget = self._budget(prefill_budget)
         admitted, displaced = self._admit(budget)
+        if self.waiting and self.notes.blocked is None:
+            self.notes.block(self.policy.head(self.waiting), len(self.free_slots), self.max_num_seqs, budget)
         self._in_flight = self._plan_all(budget)
         step = self.counters.iterations
         self.counters.iterations += 1
@@ -301,6 +306,7 @@ class Scheduler:
             block_ids = self.pool.allocate(self._blocks_needed(request) - len(request.block_ids), request.block_ids[-1])
             if block_ids is None:
                 # The last in order: by arrival the youngest. It has not grown yet.
+                self.notes.preempt(self.running[-1], request)
                 preempted.append(self._preempt(self.running[-1]))
             else:
                 request.block_ids += block_ids
@@ -356,10 +362,14 @@ class Scheduler:
                 break
             need, found = self._blocks_needed(request), self._find(request)
             victims = self._victims(request, fewest, need, found.block_ids)
-            if victims is None or computing.get(found.missing, request.rank) < request.rank:
+            if victims is None:
+                break
+            if computing.get(found.missing, request.rank) < request.rank:
+                self.notes.blocked = Blocked(request.request_id, "prefix", 1, 0, 1)
                 break
             for victim in victims:
                 wanted -= victim.num_missing_tokens
+                self.notes.preempt(victim, request)
                 displaced.append(self._preempt(victim))
             self._start(request, need, found.block_ids)
             admitted.append(request.request_id)
@@ -377,11 +387,15 @@ class Scheduler:
             if taken <= pool.num_free - reserve:
                 return []
             self.counters.watermark_delays += taken <= pool.num_free
-        if not self.policy.may_preempt:
-            return None
-        return choose_victims(
-            head, self.running, self.policy, pool, fewest=fewest, need=need, found=found, reserve=reserve
-        )
+        victims = None
+        if self.policy.may_preempt:
+            victims = choose_victims(
+                head, self.running, self.policy, pool, fewest=fewest, need=need, found=found, reserve=reserve
+            )
+        if victims is None and not fewest:
+            on = "blocks" if taken > pool.num_free else "reserve"
+            self.notes.blocked = Blocked(head.request_id, on, taken, pool.num_free, pool.num_blocks, reserve)
+        return victims
 
     def _find(self, request: Request) -> Prefix:
         return NOTHING if self.cache is None else self.cache.find(request)

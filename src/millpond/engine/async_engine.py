@@ -12,8 +12,10 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from millpond.config import LoadLimits
+from millpond.core.request import FinishReason
 from millpond.core.step import Clock, StepStats
 from millpond.engine.call import MOST_DEADLINE_MS, Call, EngineRequest, Item, Mailbox, Refusal
 from millpond.engine.deadlines import Deadlines, Expiries, Limit, missed_deadline
@@ -22,6 +24,8 @@ from millpond.engine.estimate import Estimate, Speed
 from millpond.engine.limits import RequestLimits
 from millpond.engine.metrics import EngineMetrics
 from millpond.engine.outputs import RequestOutput
+from millpond.engine.timeline import NOWHERE, Origin
+from millpond.engine.timelines import Timelines
 from millpond.engine.waiting_room import WaitingRoom
 from millpond.errors import (
     DeadlineError,
@@ -38,7 +42,12 @@ logger = logging.getLogger(__name__)
 
 JOIN_SECONDS = 10.0
 
-Abort = str
+
+class Abort(NamedTuple):
+    """A message to the engine: end this request."""
+
+    request_id: str
+    cause: str
 
 
 class AsyncEngine:
@@ -52,6 +61,7 @@ class AsyncEngine:
         self._observer = engine.observer
         engine.observer = self._observe
         self.metrics = engine.metrics = engine.metrics or EngineMetrics(engine.scheduler)
+        self.timelines = engine.timelines = engine.timelines or Timelines(engine.scheduler, engine.now)
         self.load = load or LoadLimits()
         self._clock = clock
         self._inbox: list[EngineRequest | Abort] = []
@@ -145,9 +155,10 @@ class AsyncEngine:
     def _slots_are_free(self) -> bool:
         return self.last_step is None or self.last_step.num_waiting == 0
 
-    def take(self, requests: Sequence[EngineRequest]) -> Call:
+    def take(self, requests: Sequence[EngineRequest], origin: Origin = NOWHERE) -> Call:
         """Queue requests that belong together, all of them or none; outputs() gives what comes of them.
 
+        origin is for their timelines.
         Whoever takes must let go again: outputs() does when it ends or is closed, otherwise release() does.
         Raises OverloadedError, DeadlineError, InvalidRequestError naming the field, or EngineDeadError.
         """
@@ -166,6 +177,8 @@ class AsyncEngine:
         call = Call(requests, Mailbox(), set(num_tokens_of))
         self._calls.update(dict.fromkeys(num_tokens_of, call))
         self._set_deadlines(now, call)
+        for request in requests:
+            self.timelines.take(request.request_id, request.arrived, len(request.prompt_token_ids), origin)
         self._send([_dated(now, request) for request in requests])
         return call
 
@@ -216,7 +229,7 @@ class AsyncEngine:
         for request_id in request_ids:
             self._calls.pop(request_id, None)
         self._room.leave(request_ids)
-        self._send(sorted(call.unfinished))
+        self._send([Abort(request_id, call.cause) for request_id in sorted(call.unfinished)])
 
     async def outputs(self, call: Call) -> AsyncGenerator[RequestOutput]:
         """What each step gives the requests of a call, until all have ended. Closing it aborts those that have not.
@@ -229,6 +242,8 @@ class AsyncEngine:
                     output = _unwrap(item)
                     if output.finish_reason is not None:
                         call.unfinished.discard(output.request_id)
+                        if output.finish_reason is FinishReason.ERROR:
+                            call.cause = "another_choice_failed"
                     yield output
                     if not call.unfinished:
                         break
@@ -246,6 +261,7 @@ class AsyncEngine:
         if not call.is_overdue:
             call.is_overdue = True
             self.metrics.turned_away[error.code] += 1
+            call.cause = error.code
             call.mailbox.put(error)
 
     def _set_deadlines(self, now: float, call: Call) -> None:
@@ -312,8 +328,8 @@ class AsyncEngine:
         refused: list[Item] = []
         for message in messages:
             if isinstance(message, Abort):
-                self._engine.abort(message)
-                self._expiries.forget([message])
+                self._engine.abort(message.request_id, message.cause)
+                self._expiries.forget([message.request_id])
                 continue
             try:
                 self._engine.add_request(
@@ -327,6 +343,7 @@ class AsyncEngine:
                 if message.deadline_ms is not None and message.deadline_at is not None:
                     self._expiries.add(message.request_id, message.deadline_at, message.deadline_ms)
             except MillpondError as error:
+                self.timelines.drop(message.request_id)
                 refused.append(Refusal(message.request_id, error))
         return refused
 
@@ -400,6 +417,7 @@ class AsyncEngine:
         name = call.requests[0].request_id
         logger.warning("request %s is aborted: its client has left %d outputs unread", name, num_unread)
         self.metrics.turned_away["slow_reader"] += 1
+        call.cause = "slow_reader"
         self.release(call)
         call.mailbox.replace(SlowReaderError(f"the answer was ended: {num_unread} pieces of it were left unread"))
 

@@ -82,7 +82,7 @@ class Call:
     """Requests that were taken together and end together. unfinished holds the ids that have not ended for the reader.
 
     is_waiting until the first of them is admitted; is_overdue once its time has passed; is_over once the caller has let
-    go of it.
+    go of it. cause is why what has not ended by then is aborted.
     """
 
     requests: Sequence[EngineRequest]
@@ -92,3 +92,4 @@ class Call:
     is_overdue: bool = False
     is_over: bool = False
     is_suspected: bool = False
+    cause: str = "client_gone"

@@ -428,7 +428,8 @@ _SHARED = {
     *("drafter", "door", "_num_arrivals"),
 }
 _OWN_RULE = {
-    *("cache", "pool", "policy", "counters", "requests", "waiting", "running", "finished", "free_slots", "_in_flight")
+    *("cache", "pool", "policy", "counters", "notes"),
+    *("requests", "waiting", "running", "finished", "free_slots", "_in_flight"),
 }
 
 
@@ -443,6 +444,7 @@ def _copy_scheduler(scheduler: Scheduler, twins: Mapping[int, Request]) -> Sched
     twin.pool = _copy_pool(scheduler.pool, twin.cache)
     twin.policy = copy_policy(scheduler.policy, twins)
     twin.counters = _copy_record(scheduler.counters)
+    twin.notes = _copy_record(scheduler.notes)
     twin.requests = {name: twins[id(request)] for name, request in scheduler.requests.items()}
     twin.waiting = OrderedDict((name, twins[id(request)]) for name, request in scheduler.waiting.items())
     twin.running = [twins[id(request)] for request in scheduler.running]

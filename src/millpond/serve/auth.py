@@ -26,11 +26,9 @@ class ApiKeys:
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
-            await self.app(scope, receive, send)
-            return
-        number = self._admits(scope)
-        if not number:
+        number = self._number(scope) if scope["type"] == "http" else 0
+        API_KEY.set(number)
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not number:
             body = error_body(
                 "this server wants an API key that it knows, and one only, sent as Authorization: Bearer KEY",
                 "invalid_request_error",
@@ -39,17 +37,17 @@ class ApiKeys:
             response = error_response(scope["path"], 401, body, {"WWW-Authenticate": "Bearer"})
             await response(scope, receive, send)
             return
-        API_KEY.set(number)
         await self.app(scope, receive, send)
 
-    def _admits(self, scope: Scope) -> int:
-        """Which of the keys was shown, from 1 on; 0 for none."""
+    def _number(self, scope: Scope) -> int:
+        """Which of the keys a request brings, from 1 on; 0 for none of them."""
         given = [key for name, value in scope["headers"] if (key := _key(name, value)) is not None]
         if len(given) != 1:  # several would leave open whose request it is
             return 0
         digest = _digest(given[0])
         # Every key is compared in full, so that the time tells nothing of how close one came, nor to which.
-        return max([number * hmac.compare_digest(digest, each) for number, each in enumerate(self._digests, 1)])
+        same = [hmac.compare_digest(digest, each) for each in self._digests]
+        return same.index(True) + 1 if sum(same) else 0
 
 
 def _key(name: bytes, value: bytes) -> bytes | None:

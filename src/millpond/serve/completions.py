@@ -97,7 +97,7 @@ async def _answer(context: ServeContext, body: CompletionRequest) -> Response:
     echoes = [echo for echo in echoes for _ in range(sampling.n)]
     names = TokenNames(context.intake.tokenizer, sampling.skip_special_tokens)
     choices = _Choices(body, requests, echoes, names, body.is_echo_alone)
-    call = context.engine.take(requests)
+    call = context.take(envelope.id, requests)
     if body.stream:
         return EventStream(_chunks(context, envelope, choices, call), partial(context.engine.release, call))
     return await _whole(context, envelope, choices, call)

@@ -22,6 +22,7 @@ from millpond.errors import (
     MillpondError,
     ModelNotFoundError,
     OverloadedError,
+    RequestNotFoundError,
     RequestTimeoutError,
     SlowReaderError,
 )
@@ -50,7 +51,7 @@ ANTHROPIC_TYPES = {
 MEANINGS = {
     400: "Something about the request cannot be served; `param` names the field.",
     401: "No API key, or none that the server knows.",
-    404: "There is no such model, or nothing at this path.",
+    404: "There is no such model or request, or nothing at this path.",
     413: "The body is longer than the server takes.",
     429: "The queue is full; Retry-After says when to try again.",
     503: "The server is shutting down, its engine is not well, or the answer could not be there by its deadline.",
@@ -121,6 +122,8 @@ def describe(error: BaseException) -> tuple[int, dict[str, Any]]:
         return 400, error_body(str(error), "invalid_request_error", error.param)
     if isinstance(error, ModelNotFoundError):
         return 404, error_body(str(error), "invalid_request_error", "model", "model_not_found")
+    if isinstance(error, RequestNotFoundError):
+        return 404, error_body(str(error), "invalid_request_error", "request_id", "request_not_found")
     if isinstance(error, OverloadedError):
         return 429, error_body(str(error), error.bound, code="rate_limit_exceeded")
     if isinstance(error, DeadlineError):

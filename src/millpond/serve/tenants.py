@@ -16,8 +16,8 @@ from millpond.errors import InvalidRequestError, shown
 TENANT_HEADER = "X-Millpond-Tenant"
 SANE_TENANT = re.compile(r"[!-~]{1,200}")
 
-# Of the request that is being handled: the number of its API key, from 1 on, and what the header says.
-API_KEY: ContextVar[int | None] = ContextVar("api_key", default=None)
+# Of the request that is being handled: the number of its API key, from 1 on, 0 without; and what the header says.
+API_KEY: ContextVar[int] = ContextVar("api_key", default=0)
 HEADER: ContextVar[tuple[str, ...]] = ContextVar("tenant_header", default=())
 
 
@@ -36,7 +36,7 @@ class TenantHeader:
 
 def tenant_of(user: str | None) -> str:
     """key1, user:NAME, header:NAME or nothing. Raises InvalidRequestError for a header that counts and is no name."""
-    if (number := API_KEY.get()) is not None:
+    if number := API_KEY.get():
         return f"key{number}"
     if user:
         return f"user:{user}"
