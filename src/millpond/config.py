@@ -17,7 +17,7 @@ POLICIES = ("fcfs", "priority", "fair")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 MOST_WEIGHT = 1000
-AUTO = "auto"
+AUTO: Final = "auto"
 MOST_BATCHED_TOKENS = 1 << 20  # a step has scratch for so many rows
 
 
