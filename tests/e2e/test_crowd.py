@@ -7,8 +7,10 @@ import random
 
 import pytest
 
-from e2e.real import Ask, Got, assert_nothing_is_left, drive, engine_over
+from e2e.real import assert_nothing_is_left
 from millpond.core.request import FinishReason, SamplingParams
+from millpond.lab.asking import Ask, Got, drive
+from millpond.lab.fresh_engine import engine_over
 from reference import golden
 
 pytestmark = pytest.mark.slow
