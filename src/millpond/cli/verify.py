@@ -172,8 +172,8 @@ def forced(row: Row) -> str:
     """What came about in a run, and what should have and did not."""
     counts = asdict(row.counts)
     texts = {
-        "others": "{} beside it",
-        "cut": "{} chunks",
+        "others": "up to {} others",
+        "cut": "{} cuts",
         "preempted": "{} preempted",
         "found": "{} tokens found",
         "resumed": "{} found again",

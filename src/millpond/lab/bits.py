@@ -57,13 +57,18 @@ def _side(side: Place | str | None) -> Any:
 
 def told_by(got: Got) -> Told:
     """What an engine's request was told."""
-    output = [place_of(each) for each in got.scores] or [Place(token_id) for token_id in got.token_ids]
-    prompt = [place_of(each) for each in got.prompt_scores]
+    # The token that came and the one that was scored are two things to go wrong.
+    scores = got.scores or [None] * len(got.token_ids)
+    output = [_place(token_id, score) for token_id, score in zip_longest(got.token_ids, scores)]
+    prompt = [_place(score.token_id, score) for score in got.prompt_scores]
     return Told(prompt, output, got.text, f"{got.finish_reason}{': ' * bool(got.error)}{got.error or ''}")
 
 
-def place_of(score: TokenScore) -> Place:
-    return Place(score.token_id, score.logprob, (score.rank, *score.top))
+def _place(token_id: int | None, score: TokenScore | None) -> Place:
+    if score is None:
+        return Place(token_id)
+    scored = () if score.token_id == token_id else (f"scored is {score.token_id}",)
+    return Place(token_id, score.logprob, (*scored, score.rank, *score.top))
 
 
 def bits_of(number: float | None) -> str | None:

@@ -227,24 +227,29 @@ class KnownGuesses:
 
 
 class Strangers:
-    """Requests that come between the others and are ended in the middle, most of them."""
+    """Requests that come between the others and are ended in the middle; the first one comes at once, and is."""
 
     def __init__(self, engine: Engine, plan: Plan, random: Random) -> None:
         self._engine, self._plan, self._random = engine, plan, random
-        self._names: list[str] = []
+        self._steps_left: dict[str, int] = {}
         self.num_aborted = 0
 
     def before_step(self, more_to_come: bool) -> None:
-        random, limits = self._random, self._engine.limits
-        if more_to_come and random.random() < 0.2:
-            name = f"stranger-{len(self._names)}"
-            prompt = random_prompt(random, random.randint(1, self._plan.prompt_tokens), limits.vocab_size)
-            self._engine.add_request(name, prompt, SamplingParams(max_tokens=self._plan.max_tokens, seed=1))
-            self._names.append(name)
-        if self._names and random.random() < 0.2:
-            name = random.choice(self._names)
-            self.num_aborted += name in self._engine.unfinished_ids
-            self._engine.abort(name)
+        is_first = not self._steps_left
+        if is_first or (more_to_come and self._random.random() < 0.2):
+            self._add(steps=2 if is_first else self._random.randint(1, 16))
+        for name in self._steps_left:
+            self._steps_left[name] -= 1
+            if self._steps_left[name] == 0:
+                self.num_aborted += name in self._engine.unfinished_ids
+                self._engine.abort(name)
+
+    def _add(self, steps: int) -> None:
+        name, vocab_size = f"stranger-{len(self._steps_left)}", self._engine.limits.vocab_size
+        prompt = random_prompt(self._random, self._random.randint(1, self._plan.prompt_tokens // 2), vocab_size)
+        sampling = SamplingParams(max_tokens=self._plan.max_tokens, seed=1, ignore_eos=True)
+        self._engine.add_request(name, prompt, sampling)
+        self._steps_left[name] = steps
 
 
 @dataclass(slots=True)

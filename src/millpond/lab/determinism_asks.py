@@ -12,6 +12,7 @@ from millpond.lab.workload import random_prompt
 
 NUM_TOP = 5  # logprobs of so many of the likeliest
 NUM_TEXTS = 3  # that prompts begin with
+LEAST_OUTPUT = 2  # tokens
 EDGES = (1, 15, 16, 17, 31, 32, 33, 47, 48, 49)
 LARGEST_SEEDS = (0, SEEDS - 1, -(2**63))
 
@@ -38,7 +39,7 @@ def _masked(random: Random, vocab_size: int) -> dict[str, Any]:
     return {
         "temperature": random.choice((0.0, 1.0)),
         "bad_words": ("the", "a"),
-        "min_tokens": 3,
+        "min_tokens": LEAST_OUTPUT,
         "logit_bias": {token_id: random.choice((-2.5, 3.0)) for token_id in some[:10]},
         "allowed_token_ids": random.choice((None, some)),
     }
@@ -70,7 +71,7 @@ def draw_asks(seed: int, num_requests: int, *, prompt_tokens: int, max_tokens: i
     for index in range(num_requests):
         random, (kind, settings) = Random(f"{seed}/request {index}"), kinds[index % len(kinds)]
         sampling = SamplingParams(
-            max_tokens=random.randint(max(1, max_tokens // 3), max_tokens),
+            max_tokens=random.randint(max(LEAST_OUTPUT, max_tokens // 3), max_tokens),
             seed=random.choice((*LARGEST_SEEDS, *(random.getrandbits(63) for _ in range(9)))),
             ignore_eos=random.random() < 0.8,
             logprobs=None if kind == "plain" else NUM_TOP,
