@@ -15,7 +15,7 @@ from millpond.runner.model_runner import ModelRunner
 from tiny_llama import write_tiny_llama
 from tiny_runner import TYPES
 
-PLAN = Plan(num_requests=200, slots=16, prompt_tokens=80, max_tokens=12)
+PLAN = Plan(num_requests=120, slots=16, prompt_tokens=80, max_tokens=12)
 
 
 @pytest.fixture(scope="module")
@@ -37,19 +37,19 @@ def check(path, plan=PLAN, conditions=tuple(CONDITIONS), reference=None, **setti
 def test_hundreds_of_requests_get_the_same_bits_under_every_condition_and_with_two_threads(path, types):
     one, rows = check(path, threads=1, **types)
     assert {name: row.difference for name, row in rows.items() if row.verdict != "same"} == {}
-    assert rows["crowd"].num_answers == 250
-    assert rows["http"].num_answers == 2 * 250 - 25  # a scored prompt is not streamed
+    assert rows["crowd"].num_answers == 150
+    assert rows["http"].num_answers == 2 * 150 - 15  # a scored prompt is not streamed
     # The answers are worth comparing: many, long, and unlike one another.
-    assert rows["crowd"].num_tokens > 1500
-    assert len({tuple(got.token_ids) for got in one.reference.values()}) > 200
+    assert rows["crowd"].num_tokens > 1000
+    assert len({tuple(got.token_ids) for got in one.reference.values()}) > 120
     logprobs = [score.logprob for got in one.reference.values() for score in got.scores]
     assert len(set(logprobs)) > 0.9 * len(logprobs)
     # It was no accident that each condition came about.
     counts = {name: row.counts for name, row in rows.items()}
-    assert counts["chunks"].cut > 500
+    assert counts["chunks"].cut > 300
     assert min(counts[name].preempted for name in ("preempted", "resumed", "everything")) > 10
-    assert counts["cache, warm"].found > counts["cache, cold"].found > 1000
-    assert min(counts["guesses"].right, counts["guesses"].wrong) > 100
+    assert counts["cache, warm"].found > counts["cache, cold"].found > 600
+    assert min(counts["guesses"].right, counts["guesses"].wrong) > 60
     assert counts["crowd"].steps < counts["alone"].steps / 5
     _, two = check(path, conditions=("everything",), reference=one.reference, threads=2, **types)
     assert [row.verdict for row in two.values()] == ["same", "same"]

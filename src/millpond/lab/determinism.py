@@ -53,6 +53,10 @@ class Plan:
     def longest(self) -> int:
         return self.prompt_tokens + self.max_tokens
 
+    @property
+    def longest_stranger(self) -> int:
+        return self.prompt_tokens // 2 + self.max_tokens
+
     def config(self, **changes: Any) -> EngineConfig:
         """Of an engine that has room for all of it at once, guesses included, and that checks its own rules."""
         sizes: dict[str, Any] = {
@@ -246,7 +250,9 @@ class Strangers:
 
     def _add(self, steps: int) -> None:
         name, vocab_size = f"stranger-{len(self._steps_left)}", self._engine.limits.vocab_size
-        prompt = random_prompt(self._random, self._random.randint(1, self._plan.prompt_tokens // 2), vocab_size)
+        prompt = random_prompt(
+            self._random, self._random.randint(1, self._plan.longest_stranger - self._plan.max_tokens), vocab_size
+        )
         sampling = SamplingParams(max_tokens=self._plan.max_tokens, seed=1, ignore_eos=True)
         self._engine.add_request(name, prompt, sampling)
         self._steps_left[name] = steps
@@ -319,6 +325,7 @@ class Determinism:
         if condition.small_pool:
             size = base.scheduler.block_size
             needs = [len(ask.prompt) + (ask.sampling.max_tokens or 0) for ask in self.asks.values()]
+            needs.append(self.plan.longest_stranger)
             sizes["num_blocks"] = min(base.scheduler.pool.num_blocks, blocks_for_length(max(needs), size) + 2)
         drafter = KnownGuesses(self.reference, base.limits.vocab_size, random) if condition.guesses else None
         watcher = Watcher(base.runner)

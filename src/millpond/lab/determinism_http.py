@@ -20,7 +20,6 @@ from millpond.serve.run import Running, serve
 from millpond.text.tokenizer import Tokenizer
 
 AT_ONCE = 64  # requests of this client that the server has not answered
-START_SECONDS = 60.0
 WHOLE, STREAMED = "whole", "streamed"
 
 
@@ -38,7 +37,7 @@ def serving(engine: Engine) -> Iterator[str]:
 
     thread = threading.Thread(target=run, name="millpond-server")
     thread.start()
-    running = ready.get(timeout=START_SECONDS)
+    running = ready.get()
     if isinstance(running, BaseException):
         raise EngineError(f"the server did not start: {running}")
     try:
