@@ -63,7 +63,10 @@ def over_http(engine: Engine, asks: Mapping[str, Ask]) -> list[Heard]:
     jobs = [(name, ask, how) for how in (STREAMED, WHOLE) for name, ask in asks.items()]
     jobs = [job for job in jobs if job[2] is WHOLE or job[1].sampling.prompt_logprobs is None]
     with serving(engine) as url:
-        return asyncio.run(_all(Server.at(url, {}), jobs))
+        try:
+            return asyncio.run(_all(Server.at(url, {}), jobs))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
 
 
 async def _all(server: Server, jobs: list[tuple[str, Ask, str]]) -> list[Heard]:
@@ -75,14 +78,21 @@ async def _all(server: Server, jobs: list[tuple[str, Ask, str]]) -> list[Heard]:
         choices = _whole(body) if how is WHOLE else _streamed(body)
         return Heard(name, how, {each: _told(choices[index]) for index, each in enumerate(ask.choices(name))})
 
-    return await asyncio.gather(*(one(*job) for job in jobs))
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(*job)) for job in jobs]
+    return [task.result() for task in tasks]
 
 
 async def _post(server: Server, body: dict[str, Any]) -> bytes:
     pieces: list[bytes] = []
     message = server.message("POST", "/v1/completions", json.dumps(body).encode())
     answer = await exchange(server, message, lambda data, now: pieces.append(data))
-    await answer.done
+    try:
+        await answer.done
+    except asyncio.CancelledError:
+        answer.hang_up()
+        raise
+    await asyncio.sleep(0)  # the connection is closed a turn later
     if answer.status != 200 or not answer.is_whole:
         said = answer.fault or answer.error_body.decode(errors="replace")
         raise EngineError(f"the server answered {answer.status}, {said}")
