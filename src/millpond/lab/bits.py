@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import zip_longest
@@ -58,7 +58,7 @@ def _side(side: Place | str | None) -> Any:
 def told_by(got: Got) -> Told:
     """What an engine's request was told."""
     # The token that came and the one that was scored are two things to go wrong.
-    scores = got.scores or [None] * len(got.token_ids)
+    scores: Sequence[TokenScore | None] = got.scores or [None] * len(got.token_ids)
     output = [_place(token_id, score) for token_id, score in zip_longest(got.token_ids, scores)]
     prompt = [_place(score.token_id, score) for score in got.prompt_scores]
     return Told(prompt, output, got.text, f"{got.finish_reason}{': ' * bool(got.error)}{got.error or ''}")
