@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from helpers import ScriptedRunner
 from millpond.config import EngineConfig
+from millpond.core.disk_prefixes import DiskPrefixes
 from millpond.core.scheduler import Scheduler
 from millpond.core.speculation import Drafter
 from millpond.core.step import Runner, SchedulerOutput, StepResult
@@ -57,6 +58,7 @@ def make_engine(
     seed: int = 0,
     drafter: Drafter | None = None,
     prefix_cache: bool = True,
+    disk: Callable[[ScriptedRunner], DiskPrefixes | None] = lambda runner: None,
     **runner_settings: Any,
 ) -> Engine:
     """wrap goes around the scripted runner, which is engine.runner without it."""
@@ -72,7 +74,7 @@ def make_engine(
     runner = ScriptedRunner(block_size=block_size, tokens=LETTERS, script=script, **runner_settings)
     return Engine(
         config=EngineConfig(**sizes, audit=audit, seed=seed, threads=2, prefix_cache=prefix_cache),
-        scheduler=Scheduler(**sizes, drafter=drafter, prefix_cache=prefix_cache),
+        scheduler=Scheduler(**sizes, drafter=drafter, prefix_cache=prefix_cache, disk=disk(runner)),
         runner=wrap(runner),
         tokenizer=tokenizer,
         model_name="tiny",

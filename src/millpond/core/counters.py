@@ -14,7 +14,8 @@ class SchedulerCounters:
     drafted_tokens too; accepted_tokens are the drafts that turned out to be right. watermark_delays counts the steps in
     which the head of waiting would have been admitted but for the reserve.
     Of the prefix cache, once for each admission: queried_tokens are the prompts of new requests that asked it,
-    hit_tokens what they found; resumed_hit_tokens is what preempted ones found again.
+    hit_tokens what they found; resumed_hit_tokens is what preempted ones found again. disk_hit_tokens of both came
+    from disk.
     """
 
     iterations: int = 0
@@ -29,6 +30,7 @@ class SchedulerCounters:
     queried_tokens: int = 0
     hit_tokens: int = 0
     resumed_hit_tokens: int = 0
+    disk_hit_tokens: int = 0
 
     @property
     def of_prefixes(self) -> tuple[int, int, int, int]:

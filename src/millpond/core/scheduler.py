@@ -10,17 +10,18 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
 from millpond.core.block_pool import BlockPool, blocks_for_length, resolve_watermark_blocks
 from millpond.core.counters import SchedulerCounters
+from millpond.core.disk_prefixes import DiskPrefixes
 from millpond.core.door import Door
 from millpond.core.prefix_cache import NOTHING, Link, Prefix, PrefixCache
-from millpond.core.request import FinishReason, Request, RequestState
+from millpond.core.request import NEVER, FinishReason, Request, RequestState
 from millpond.core.speculation import Drafter, StepLoad
-from millpond.core.step import Admission, RequestFault, ScheduledRequest, SchedulerOutput, StepResult
+from millpond.core.step import Admission, BlockData, Load, RequestFault, ScheduledRequest, SchedulerOutput, StepResult
 from millpond.errors import ConfigError, InvalidRequestError, InvariantError
 
 
@@ -51,6 +52,7 @@ class Scheduler:
         watermark_blocks: int,
         drafter: Drafter | None = None,
         prefix_cache: bool = False,
+        disk: DiskPrefixes | None = None,
     ) -> None:
         sizes = {"block_size": block_size, "max_num_seqs": max_num_seqs, "max_model_len": max_model_len}
         if max_num_batched_tokens is not None:
@@ -58,7 +60,8 @@ class Scheduler:
         for name, value in sizes.items():
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
-        self.cache = PrefixCache(block_size) if prefix_cache else None
+        self.disk = disk
+        self.cache = PrefixCache(block_size, None if disk is None else disk.withdraw) if prefix_cache else None
         self.pool = BlockPool(num_blocks, self.cache)
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
@@ -74,6 +77,7 @@ class Scheduler:
         self.door = Door(num_blocks, block_size, max_model_len)
         self._num_arrivals = 0
         self._in_flight: tuple[tuple[ScheduledRequest, Request], ...] = ()
+        self.loads: tuple[Load, ...] = ()
 
     @property
     def has_work(self) -> bool:
@@ -148,6 +152,8 @@ class Scheduler:
             del self.requests[request.request_id]
             if self.drafter is not None:
                 self.drafter.forget(request.request_id)
+            if self.disk is not None:
+                self.disk.forget(request)
         self.finished.clear()
         return released
 
@@ -164,6 +170,7 @@ class Scheduler:
         """
         if self._in_flight and self.step_is_in_flight:
             raise InvariantError(f"step {self.counters.iterations - 1} is still in flight: it has had no result")
+        self.loads = ()
         released = self.release_finished()
         preempted = self._grow()
         budget = self._budget(prefill_budget)
@@ -171,7 +178,8 @@ class Scheduler:
         self._in_flight = self._plan_all(budget)
         step = self.counters.iterations
         self.counters.iterations += 1
-        return SchedulerOutput(step, tuple([each for each, _ in self._in_flight]), admitted, preempted, released)
+        scheduled = tuple([each for each, _ in self._in_flight])
+        return SchedulerOutput(step, scheduled, admitted, preempted, released, self.loads)
 
     def update(self, result: StepResult) -> tuple[RequestUpdate, ...]:
         """Take in a step's result: one record for each request that got tokens or a fault, in schedule order.
@@ -181,7 +189,7 @@ class Scheduler:
         """
         in_flight = self._in_flight
         tokens_of, fault_of = _checked(in_flight, result)
-        self._in_flight = ()
+        self._in_flight = self.loads = ()
         updates = []
         for each, request in in_flight:
             if request.state is RequestState.FINISHED:
@@ -190,7 +198,7 @@ class Scheduler:
             fault = fault_of.get(each.request_id) if fault_of else None
             if fault is not None:
                 self._end(request, FinishReason.ERROR, fault.message)
-                request.error_param = fault.param
+                request.error_param, request.publish_at = fault.param, NEVER
             else:
                 request.num_computed_tokens += len(each.token_ids) - each.num_drafts
             if token_ids:
@@ -233,6 +241,8 @@ class Scheduler:
                 self.pool.share((block_id,))
                 self.pool.release((own,))
                 request.block_ids[index] = block_id
+            elif self.disk is not None:
+                self.disk.offer(request, index, own)
         request.publish_at = (end + 1) * self.block_size
 
     def _trim(self, request: Request) -> None:
@@ -332,7 +342,10 @@ class Scheduler:
                 break
             if found.missing in computing:
                 break
-            self._start(request, need, found.block_ids)
+            fetched = self._fetch(request, found)
+            if fetched is None:
+                break
+            self._start(request, need, found.block_ids, fetched)
             admitted.append(request.request_id)
             wanted += _missing_tokens(request)
             if found.missing is not None:
@@ -341,6 +354,12 @@ class Scheduler:
 
     def _find(self, request: Request) -> Prefix:
         return NOTHING if self.cache is None else self.cache.find(request)
+
+    def _fetch(self, request: Request, found: Prefix) -> tuple[BlockData, ...] | None:
+        """What the disk has behind what was found. Where nobody runs, nobody is held up by waiting for it."""
+        if self.disk is None:
+            return ()
+        return self.disk.fetched(request, len(found.block_ids), wait=not self.running)
 
     def _being_computed(self) -> set[Link]:
         """The block that is in front of a request in the middle of its tokens, which only the youngest can be."""
@@ -354,16 +373,20 @@ class Scheduler:
         admissible_blocks = self.pool.num_blocks - self.watermark_blocks
         return self.watermark_blocks if need <= admissible_blocks else 0
 
-    def _start(self, request: Request, need: int, found: list[int]) -> None:
+    def _start(self, request: Request, need: int, found: list[int], fetched: Sequence[BlockData]) -> None:
         self.pool.share(found)  # first, so that none of them is evicted for the others
         block_ids = self.pool.allocate(need - len(found))
         if block_ids is None:
             raise InvariantError(f"request {request.request_id}: {need} blocks wanted, {self.pool.num_free} free")
         request.move_to(RequestState.RUNNING)
         request.block_ids += found + block_ids
-        request.num_computed_tokens = request.num_cached_tokens = len(found) * self.block_size
+        if fetched:
+            self.loads += tuple(map(Load, block_ids, fetched))
+            self.counters.disk_hit_tokens += len(fetched) * self.block_size
+        request.num_computed_tokens = request.num_cached_tokens = (len(found) + len(fetched)) * self.block_size
         if self.cache is not None:
-            request.publish_at = request.num_cached_tokens + self.block_size
+            # What is loaded becomes findable with what is computed, once the step has come back.
+            request.publish_at = (len(found) + 1) * self.block_size
             self._count_hit(request)
         request.slot = heapq.heappop(self.free_slots)
         request.num_tokens_at_admission = request.num_tokens

@@ -144,6 +144,14 @@ def new_kv_cache(config: ModelConfig, num_blocks: int, dtype: type[np.generic]) 
     return KVCache(*(part.view(dtype).reshape(*both.shape[:2], heads, *shape) for part, shape in parts))
 
 
+def block_bytes_of(cache: KVCache) -> NDArray[np.uint8]:
+    """The array that keys and values are views of, uint8 [blocks, bytes of a block of 16 positions over all layers]."""
+    both = cache.keys.base
+    assert both is not None
+    assert both is cache.values.base
+    return both.reshape(len(both), -1)
+
+
 def kv_storage(dtype: str, kv_dtype: str) -> type[np.generic]:
     """The type of the arrays that hold K/V for a config's dtype and kv_dtype."""
     if kv_dtype == "int8":

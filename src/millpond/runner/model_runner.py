@@ -31,6 +31,7 @@ from millpond.model.arrays import (
     KVCache,
     Scratch,
     Weights,
+    block_bytes_of,
     kv_storage,
     new_kv_cache,
     new_scratch,
@@ -92,6 +93,7 @@ class ModelRunner:
         self._first_blocks = FIRST_BLOCKS * max_num_seqs * self._per_block
         self._weights: Weights = new_weights(config, packed, max(max_model_len, PROBE_TOKENS))
         self._cache: KVCache = new_kv_cache(config, num_blocks * self._per_block, self._kv_dtype)
+        self._block_bytes = block_bytes_of(self._cache).reshape(num_blocks, -1)
         self._scratch: Scratch = new_scratch(
             config,
             self._kv_dtype,
@@ -169,6 +171,8 @@ class ModelRunner:
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Run one step; a request whose logits are not finite gets a fault instead of a token."""
         started = self._clock()
+        for load in output.loads:
+            self._block_bytes[load.block_id] = np.frombuffer(load.data, np.uint8)
         self._seat(output)
         scoring, prompts = 0.0, ScoredPrompts(output.scheduled)
         if self._prompts.has_work:
@@ -303,6 +307,15 @@ class ModelRunner:
             self._forward(batch, scratch)
             rows.append(scratch.logits[: len(part), : self._vocab_size].copy())
         return np.concatenate(rows)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of K/V in one of the scheduler's blocks."""
+        return self._block_bytes.shape[1]
+
+    def read_block(self, block_id: int, into: memoryview) -> None:
+        """Copy the K/V of a block; in any thread, as long as no step writes the block."""
+        np.copyto(np.frombuffer(into, np.uint8), self._block_bytes[block_id])
 
     def warm_up(self) -> None:
         """Compile (or load) everything that a step can call, and use the memory of the first steps once: no request
