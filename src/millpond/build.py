@@ -147,7 +147,7 @@ def build_engine(
         watermark_blocks=plan.watermark_blocks,
         drafter=PromptLookup(config.speculative_tokens) if config.speculative == "ngram" else None,
         prefix_cache=config.prefix_cache,
-        disk=open_disk(path, config, runner, engine_options.get("clock", time.monotonic)),
+        disk=None if config.prefix_dir is None else open_disk(config.prefix_dir, path, config, runner),
     )
     return Engine(
         config=config,
@@ -160,14 +160,15 @@ def build_engine(
     )
 
 
-def open_disk(model: Path, config: EngineConfig, runner: ModelRunner, clock: Clock) -> DiskPrefixes | None:
-    """The prefixes that are kept on disk, where the settled config has a folder for them."""
-    if config.prefix_dir is None:
-        return None
+def open_disk(
+    folder: Path, model: Path, config: EngineConfig, runner: ModelRunner, clock: Clock = time.monotonic
+) -> DiskPrefixes:
+    """The prefixes of a model that a folder keeps. config is the engine's, its open sizes filled in.
+
+    Raises ConfigError for a folder that cannot be had or written to.
+    """
     form = BlockFormat(_identity(model, config), config.block_size, runner.block_bytes)
-    store = PrefixStore(
-        config.prefix_dir, form, most_bytes=config.prefix_dir_size, read_block=runner.read_block, clock=clock
-    )
+    store = PrefixStore(folder, form, most_bytes=config.prefix_dir_size, read_block=runner.read_block, clock=clock)
     return DiskPrefixes(store, config.block_size, clock)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from millpond.core.disk_prefixes import DiskPrefixes
 from millpond.core.request import FinishReason, SamplingParams
 from millpond.core.scheduler import Scheduler
 from millpond.core.speculation import Drafter
@@ -58,6 +59,7 @@ def engine_over(
     wrap: Callable[[Runner], Runner] = lambda runner: runner,
     drafter: Drafter | None = None,
     prefix_cache: bool = False,
+    disk: DiskPrefixes | None = None,
     **sizes: int,
 ) -> Engine:
     """A fresh engine with a scheduler of its own over the base's runner, its sizes at most the base's.
@@ -77,6 +79,7 @@ def engine_over(
         watermark_blocks=config.watermark_blocks,
         drafter=drafter,
         prefix_cache=prefix_cache,
+        disk=disk,
     )
     return Engine(
         config=config,

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from random import Random
 from statistics import median
 
+from millpond.core.disk_prefixes import DiskPrefixes
 from millpond.core.sampling import SamplingParams
 from millpond.core.scheduler import Scheduler
 from millpond.core.step import Clock
@@ -141,7 +142,7 @@ class PrefixBench:
 
     def _run(self, work: Sequence[Conversation], prefix_cache: bool) -> Run:
         """All conversations at once, each turn asked as soon as the one before it is answered."""
-        engine, run = self._engine(prefix_cache), Run()
+        engine, run = fresh_engine(self.engine, prefix_cache), Run()
         asked: dict[str, float] = {}
         said: list[tuple[int, ...]] = [()] * len(work)
 
@@ -171,22 +172,25 @@ class PrefixBench:
         run.forward_tokens, run.steps = counters.forward_tokens, counters.iterations
         return run
 
-    def _engine(self, prefix_cache: bool) -> Engine:
-        given = self.engine.scheduler
-        scheduler = Scheduler(
-            num_blocks=given.pool.num_blocks,
-            block_size=given.block_size,
-            max_num_seqs=given.max_num_seqs,
-            max_num_batched_tokens=given.max_num_batched_tokens,
-            max_model_len=given.door.max_model_len,
-            watermark_blocks=given.watermark_blocks,
-            prefix_cache=prefix_cache,
-        )
-        return Engine(
-            config=replace(self.engine.config, prefix_cache=prefix_cache),
-            scheduler=scheduler,
-            runner=self.engine.runner,
-            tokenizer=self.engine.tokenizer,
-            model_name=self.engine.model_name,
-            vocab_size=self.engine.limits.vocab_size,
-        )
+
+def fresh_engine(base: Engine, prefix_cache: bool, disk: DiskPrefixes | None = None) -> Engine:
+    """An engine with a scheduler and an empty cache of its own over the runner of one that is idle."""
+    given = base.scheduler
+    scheduler = Scheduler(
+        num_blocks=given.pool.num_blocks,
+        block_size=given.block_size,
+        max_num_seqs=given.max_num_seqs,
+        max_num_batched_tokens=given.max_num_batched_tokens,
+        max_model_len=given.door.max_model_len,
+        watermark_blocks=given.watermark_blocks,
+        prefix_cache=prefix_cache,
+        disk=disk,
+    )
+    return Engine(
+        config=replace(base.config, prefix_cache=prefix_cache),
+        scheduler=scheduler,
+        runner=base.runner,
+        tokenizer=base.tokenizer,
+        model_name=base.model_name,
+        vocab_size=base.limits.vocab_size,
+    )
