@@ -141,13 +141,18 @@ def serve(
 ) -> None:
     settings, given = context.ensure_object(Settings), dict(context.params)
     config, load = EngineConfig(**_of(EngineConfig, given)), LoadLimits(**_of(LoadLimits, given))
-    given["api_keys"] = api_keys(api_key or (), api_key_file, settings.api_keys)
-    given["cors_origins"] = tuple(cors_origin or ())
-    given["log_level"] = log_level or settings.log_level
-    server_config = ServerConfig(**_of(ServerConfig, given))
+    server_config = _server_config(given, settings)
     check_server(host, port, server_config)
     engine = loading.open_engine(model, config, settings)
     listen(engine, host, port, served_model_name or model, server_config, load, log_format)
+
+
+def _server_config(given: dict[str, Any], settings: Settings) -> ServerConfig:
+    """What the options say of the server, and the environment where they say nothing."""
+    given["api_keys"] = api_keys(given["api_key"] or (), given["api_key_file"], settings.api_keys)
+    given["cors_origins"] = tuple(given["cors_origin"] or ())
+    given["log_level"] = given["log_level"] or settings.log_level
+    return ServerConfig(**_of(ServerConfig, given))
 
 
 def _of(config: type, given: dict[str, Any]) -> dict[str, Any]:

@@ -93,7 +93,6 @@ class ModelRunner:
         self._first_blocks = FIRST_BLOCKS * max_num_seqs * self._per_block
         self._weights: Weights = new_weights(config, packed, max(max_model_len, PROBE_TOKENS))
         self._cache: KVCache = new_kv_cache(config, num_blocks * self._per_block, self._kv_dtype)
-        self._block_bytes = block_bytes_of(self._cache).reshape(num_blocks, -1)
         self._scratch: Scratch = new_scratch(
             config,
             self._kv_dtype,
@@ -172,7 +171,7 @@ class ModelRunner:
         """Run one step; a request whose logits are not finite gets a fault instead of a token."""
         started = self._clock()
         for load in output.loads:
-            self._block_bytes[load.block_id] = np.frombuffer(load.data, np.uint8)
+            self._blocks[load.block_id] = np.frombuffer(load.data, np.uint8)
         self._seat(output)
         scoring, prompts = 0.0, ScoredPrompts(output.scheduled)
         if self._prompts.has_work:
@@ -309,13 +308,19 @@ class ModelRunner:
         return np.concatenate(rows)
 
     @property
+    def _blocks(self) -> NDArray[np.uint8]:
+        """The K/V as bytes, [blocks of the scheduler, bytes of each]."""
+        blocks = block_bytes_of(self._cache)
+        return blocks.reshape(len(blocks) // self._per_block, -1)
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of K/V in one of the scheduler's blocks."""
-        return self._block_bytes.shape[1]
+        return self._blocks.shape[1]
 
     def read_block(self, block_id: int, into: memoryview) -> None:
         """Copy the K/V of a block; in any thread, as long as no step writes the block."""
-        np.copyto(np.frombuffer(into, np.uint8), self._block_bytes[block_id])
+        np.copyto(np.frombuffer(into, np.uint8), self._blocks[block_id])
 
     def warm_up(self) -> None:
         """Compile (or load) everything that a step can call, and use the memory of the first steps once: no request
