@@ -44,11 +44,19 @@ from millpond.errors import ConfigError
         ("audit", "no"),
         ("prefix_cache", "off"),
         ("prefix_cache", None),
+        ("prefix_dir_size", 0),
+        ("prefix_dir", 1),
     ],
 )
 def test_a_setting_of_the_wrong_kind_or_size_is_refused_by_name(name: str, value: Any):
     with pytest.raises(ConfigError, match=f"^{name} must be "):
         EngineConfig(**{name: value})
+
+
+def test_a_folder_of_prefixes_without_a_prefix_cache_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="with prefix_cache off there is nothing"):
+        EngineConfig(prefix_dir=tmp_path, prefix_cache=False)
+    assert EngineConfig(prefix_dir=str(tmp_path)).prefix_dir == tmp_path
 
 
 def test_a_token_budget_that_no_scratch_could_hold_is_refused():

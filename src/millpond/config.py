@@ -76,6 +76,10 @@ class EngineConfig:
         for name in ("prefix_cache", "audit"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if isinstance(self.prefix_dir, str):
+            object.__setattr__(self, "prefix_dir", Path(self.prefix_dir))
+        if self.prefix_dir is not None and not isinstance(self.prefix_dir, Path):
+            raise ConfigError(f"prefix_dir must be a path, got {self.prefix_dir!r}")
         if self.prefix_dir is not None and not self.prefix_cache:
             raise ConfigError("prefix_dir keeps what the prefix cache has; with prefix_cache off there is nothing")
         if self.max_num_batched_tokens > MOST_BATCHED_TOKENS:
