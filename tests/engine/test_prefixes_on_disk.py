@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from disk_stand_in import disk_in
+from disk_stand_in import MemoryDisk, disk_in
 from helpers import expected_output
+from millpond.core.disk_prefixes import DiskPrefixes
 from millpond.core.sampling import SamplingParams
-from tiny_engine import LETTERS, ids, make_engine
+from millpond.engine.async_engine import AsyncEngine
+from tiny_engine import LETTERS, ids, make_engine, run
 
 PROMPT = ids("Once upon a time, in")  # five blocks of four
 OTHER_IDENTITY = b"o" * 32
@@ -92,3 +94,16 @@ def test_a_salt_is_nowhere_on_disk(tmp_path):
     assert answer(second, PROMPT)[3] == 0
     assert answer(second, PROMPT, name="b", cache_salt=salt)[3] == 16
     second.close()
+
+
+def test_a_server_that_stops_lets_the_disk_end():
+    engine = make_engine(disk=lambda runner: DiskPrefixes(MemoryDisk(runner), 4, lambda: 0.0))
+
+    async def start_and_stop():
+        async_engine = AsyncEngine(engine)
+        async_engine.start()
+        assert not engine.scheduler.disk.store.is_closed
+        await async_engine.shutdown()
+
+    run(start_and_stop())
+    assert engine.scheduler.disk.store.is_closed
