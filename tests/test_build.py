@@ -311,3 +311,34 @@ def test_a_pool_larger_than_the_available_memory_is_refused_with_both_numbers():
     with pytest.raises(ConfigError, match=f"1000 blocks takes {1000 * block_bytes} bytes, but {999 * block_bytes} are"):
         plan_pool(FIGURES, config, 999 * block_bytes)
     assert plan_pool(FIGURES, config, 1000 * block_bytes).num_blocks == 1000
+
+
+# ---- prefixes on disk ---------------------------------------------------------------------------------
+
+
+def test_the_identity_of_prefixes_is_that_of_all_that_their_bits_depend_on(tmp_path, monkeypatch):
+    model, copy, other = tmp_path / "a.gguf", tmp_path / "copy.gguf", tmp_path / "b.gguf"
+    for path, content in ((model, b"weights"), (copy, b"weights"), (other, b"weightz")):
+        path.write_bytes(content)
+    config = EngineConfig(isa="portable")
+    own = build._identity(model, config)
+    assert build._identity(copy, replace(config, threads=1, max_num_seqs=2, num_blocks=9)) == own
+    changes = ({"isa": "avx2"}, {"dtype": "float32"}, {"kv_dtype": "int8"}, {"block_size": 32})
+    identities = {
+        own,
+        build._identity(other, config),
+        *(build._identity(model, replace(config, **it)) for it in changes),
+    }
+    for name in ("get_host_cpu_name", "source_hash"):
+        with monkeypatch.context() as changed:
+            changed.setattr(build if name == "source_hash" else build.binding, name, lambda *args: "another")
+            identities.add(build._identity(model, config))
+    assert len(identities) == 1 + 1 + len(changes) + 2
+
+
+def test_a_folder_that_cannot_hold_prefixes_is_refused_before_anything_is_packed(tmp_path, monkeypatch):
+    path = tmp_path / "tiny.gguf"
+    write_tiny_llama(path)
+    monkeypatch.setattr(build, "_build_runner", lambda *args: pytest.fail("the model was loaded"))
+    with pytest.raises(ConfigError, match="prefixes cannot be kept in"):
+        build_engine(str(path), replace(SMALL, prefix_dir=path))

@@ -47,6 +47,8 @@ from millpond.errors import ConfigError
         ("prefix_cache", None),
         ("policy", "lifo"),
         ("policy", None),
+        ("prefix_dir_size", 0),
+        ("prefix_dir", 1),
     ],
 )
 def test_a_setting_of_the_wrong_kind_or_size_is_refused_by_name(name: str, value: Any):
@@ -58,6 +60,12 @@ def test_a_reserve_may_choose_itself_unless_it_is_given_in_blocks():
     assert EngineConfig(watermark="auto").chooses_reserve
     assert not EngineConfig(watermark="auto", watermark_blocks=3).chooses_reserve
     assert not EngineConfig().chooses_reserve
+
+
+def test_a_folder_of_prefixes_without_a_prefix_cache_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="with prefix_cache off there is nothing"):
+        EngineConfig(prefix_dir=tmp_path, prefix_cache=False)
+    assert EngineConfig(prefix_dir=str(tmp_path)).prefix_dir == tmp_path
 
 
 def test_a_token_budget_that_no_scratch_could_hold_is_refused():

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from helpers import ScriptedRunner
 from millpond.config import EngineConfig
+from millpond.core.disk_prefixes import DiskPrefixes
 from millpond.core.policies import make_policy
 from millpond.core.scheduler import Scheduler
 from millpond.core.speculation import Drafter
@@ -59,6 +60,7 @@ def make_engine(
     drafter: Drafter | None = None,
     prefix_cache: bool = True,
     policy: str = "fcfs",
+    disk: Callable[[ScriptedRunner], DiskPrefixes | None] = lambda runner: None,
     **runner_settings: Any,
 ) -> Engine:
     """wrap goes around the scripted runner, which is engine.runner without it."""
@@ -74,7 +76,13 @@ def make_engine(
     runner = ScriptedRunner(block_size=block_size, tokens=LETTERS, script=script, **runner_settings)
     return Engine(
         config=EngineConfig(**sizes, audit=audit, seed=seed, threads=2, prefix_cache=prefix_cache, policy=policy),
-        scheduler=Scheduler(**sizes, drafter=drafter, prefix_cache=prefix_cache, policy=make_policy(policy, {})),
+        scheduler=Scheduler(
+            **sizes,
+            drafter=drafter,
+            prefix_cache=prefix_cache,
+            policy=make_policy(policy, {}),
+            disk=disk(runner),
+        ),
         runner=wrap(runner),
         tokenizer=tokenizer,
         model_name="tiny",

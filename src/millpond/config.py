@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, SupportsFloat
+from typing import Final, Literal, SupportsFloat
 
 from millpond.errors import ConfigError
 
@@ -31,7 +31,8 @@ class EngineConfig:
     the engine runs; watermark_blocks, where given, is that reserve in blocks and wins. kv_memory is in bytes;
     num_blocks wins over it. threads None means the cores that this process may use.
     itl_target, in milliseconds, bounds the prompts in a step to what keeps it about as short while others decode.
-    prefix_cache keeps the K/V of full blocks findable until the memory is wanted, for requests that begin alike.
+    prefix_cache keeps the K/V of full blocks findable until the memory is wanted, for requests that begin alike;
+    prefix_dir is a folder that keeps it across restarts, prefix_dir_size bytes of it at most.
     speculative "ngram" tries up to speculative_tokens guesses a step for each request, looked up in its own text.
     policy says who goes first (core/policies.py); tenant_weights are those that are not 1, for "fair".
     """
@@ -50,6 +51,8 @@ class EngineConfig:
     threads: int | None = None
     isa: str = "auto"
     prefix_cache: bool = True
+    prefix_dir: Path | None = None
+    prefix_dir_size: int = 4 * 2**30
     speculative: str = "off"
     speculative_tokens: int = 8
     policy: str = "fcfs"
@@ -67,7 +70,7 @@ class EngineConfig:
         if self.speculative not in SPECULATIVE:
             raise ConfigError(f"speculative must be one of {', '.join(SPECULATIVE)}, got {self.speculative!r}")
         self._check_policy()
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "speculative_tokens"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "speculative_tokens", "prefix_dir_size"):
             _check_int(name, getattr(self, name), 1)
         for name in ("max_model_len", "num_blocks", "kv_memory", "threads"):
             if getattr(self, name) is not None:
@@ -80,6 +83,12 @@ class EngineConfig:
         for name in ("prefix_cache", "audit"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if isinstance(self.prefix_dir, str):
+            object.__setattr__(self, "prefix_dir", Path(self.prefix_dir))
+        if self.prefix_dir is not None and not isinstance(self.prefix_dir, Path):
+            raise ConfigError(f"prefix_dir must be a path, got {self.prefix_dir!r}")
+        if self.prefix_dir is not None and not self.prefix_cache:
+            raise ConfigError("prefix_dir keeps what the prefix cache has; with prefix_cache off there is nothing")
         if self.max_num_batched_tokens > MOST_BATCHED_TOKENS:
             raise ConfigError(
                 f"max_num_batched_tokens must be at most {MOST_BATCHED_TOKENS}, got {self.max_num_batched_tokens}"

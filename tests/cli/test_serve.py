@@ -76,6 +76,11 @@ def test_a_reserve_that_chooses_itself_is_asked_for_by_name_and_nothing_else_is(
     assert "'much' is neither a share such as 0.01 nor auto" in capsys.readouterr().err
 
 
+def test_prefixes_on_disk_have_a_folder_and_a_size(engine, served, tmp_path):
+    assert run(["serve", "m.gguf", "--cache-dir", str(tmp_path), "--cache-dir-size", "2G"], {}) == 0
+    assert engine.opened == [("m.gguf", EngineConfig(prefix_dir=tmp_path, prefix_dir_size=2 * 2**30))]
+
+
 def test_every_server_flag_reaches_the_server(engine, served, pair):
     cert, key = pair
     flags = (

@@ -193,8 +193,8 @@ class TestInv6NoTokenIsLost:
         assert (b.num_preemptions, loop.scheduler.num_running) == (1, 0)
         start = loop.scheduler._start
 
-        def keep(request, need, found):
-            start(request, need, found)
+        def keep(request, need, found, fetched):
+            start(request, need, found, fetched)
             request.num_computed_tokens = 4
 
         monkeypatch.setattr(loop.scheduler, "_start", keep)
@@ -371,8 +371,8 @@ class TestInv10WhatCanBeFoundIsRight:
     def test_a_start_that_is_not_at_a_block(self, cached, monkeypatch):
         start = cached.scheduler._start
 
-        def further(request, need, found):
-            start(request, need, found)
+        def further(request, need, found, fetched):
+            start(request, need, found, fetched)
             request.num_computed_tokens += 1
 
         monkeypatch.setattr(cached.scheduler, "_start", further)

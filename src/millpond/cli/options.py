@@ -180,6 +180,18 @@ PrefixCache = Annotated[
         help="Keep the K/V of prompts and answers while there is room, for requests that begin alike.",
     ),
 ]
+PrefixDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache-dir", metavar="DIR", help="Keep that K/V in a folder too, across restarts [default: in memory alone]"
+    ),
+]
+PrefixDirSize = Annotated[
+    int,
+    typer.Option(
+        "--cache-dir-size", parser=parse_memory, metavar="SIZE", help="Most that the folder may hold, such as 4G."
+    ),
+]
 Speculative = Annotated[
     str,
     typer.Option(

@@ -15,7 +15,8 @@ class SchedulerCounters:
     which the head of waiting would have been admitted but for the reserve. displaced of the preemptions made room for
     a head that the policy puts before its victim.
     Of the prefix cache, once for each admission: queried_tokens are the prompts of new requests that asked it,
-    hit_tokens what they found; resumed_hit_tokens is what preempted ones found again.
+    hit_tokens what they found; resumed_hit_tokens is what preempted ones found again. disk_hit_tokens of both came
+    from disk.
     """
 
     iterations: int = 0
@@ -31,6 +32,7 @@ class SchedulerCounters:
     queried_tokens: int = 0
     hit_tokens: int = 0
     resumed_hit_tokens: int = 0
+    disk_hit_tokens: int = 0
 
     @property
     def of_prefixes(self) -> tuple[int, int, int, int]:

@@ -7,7 +7,7 @@ tokens, so that it sees what no single state shows. Both raise InvariantError "I
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -30,8 +30,9 @@ def audit(scheduler: Scheduler) -> None:
     _check_running_holds_its_length(scheduler)
     if scheduler.cache is not None:
         _check_findable(scheduler.cache, scheduler.pool)
+        loading = {load.block_id for load in scheduler.loads}
         for request in scheduler.running:
-            _check_computed_is_findable(scheduler.cache, request)
+            _check_computed_is_findable(scheduler.cache, request, loading)
 
 
 def check_same_decisions(first: Sequence[SchedulerOutput], second: Sequence[SchedulerOutput]) -> None:
@@ -156,14 +157,14 @@ def _check_findable(cache: PrefixCache, pool: BlockPool) -> None:
             raise _broken(10, f"block {parent} would be evicted before block {block_id} behind it")
 
 
-def _check_computed_is_findable(cache: PrefixCache, request: Request) -> None:
-    """Of a running request what it has computed in full can be found, and nothing else."""
+def _check_computed_is_findable(cache: PrefixCache, request: Request, loading: Container[int]) -> None:
+    """Of a running request what it has computed in full can be found, and nothing else; nor can what is loading yet."""
     num_full = request.num_computed_tokens // cache.block_size
     tokens = request.token_ids_between(0, request.num_tokens)
     links = _links_of(request, tokens, num_full, cache.block_size)
     for index, block_id in enumerate(request.block_ids):
         has = cache.link_of(block_id) if block_id in cache else None
-        wants = links.get(block_id) if index < num_full else None
+        wants = links.get(block_id) if index < num_full and block_id not in loading else None
         if has != wants:
             name = f"block {block_id}, number {index} of request {request.request_id}"
             raise _broken(10, f"{name}, can be found as {has}, not {wants}")
@@ -223,6 +224,7 @@ class Auditor:
         for each in output.scheduled:
             _check_share(self._records[each.request_id], each, each.request_id in output.admitted)
             self._check_writes(each)
+        self._check_loads(output)
         self._check_progress(output)
         self._in_flight = output.scheduled
 
@@ -265,6 +267,19 @@ class Auditor:
                 raise _broken(9, f"{name}, which has {held} holders, not 1")
             if cache is not None and block_id in cache:
                 raise _broken(9, f"{name}, which can be found as {cache.link_of(block_id)}")
+
+    def _check_loads(self, output: SchedulerOutput) -> None:
+        """What is loaded lies in front of where a request begins that was just admitted, and is nobody else's."""
+        size, pool, loads = self.scheduler.block_size, self.scheduler.pool, Counter(each[0] for each in output.loads)
+        for each in output.scheduled if loads else ():
+            if each.admission is not None:
+                loads.subtract(each.block_ids[: each.first_position // size])
+        for block_id, left in loads.items():
+            name, held = f"block {block_id} is loaded in step {output.step}", pool.ref_count(block_id)
+            if left > 0:
+                raise _broken(9, f"{name}, but is in front of nobody who begins in it")
+            if left == 0 and held != 1:
+                raise _broken(9, f"{name}, but has {held} holders, not 1")
 
     def _forget_released(self) -> None:
         for name in [known for known in self._records if known not in self.scheduler.requests]:

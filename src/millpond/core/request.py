@@ -44,8 +44,8 @@ class Request:
     draft_token_ids are guesses of the tokens to come, there while the step that tries them is in flight.
     reads_prefix_cache False computes every position, whatever could be found. num_cached_tokens were found when it was
     admitted last, num_hit_tokens, all of its prompt, when it was admitted first; block_keys are the prefix cache's keys
-    of its full blocks, as far as they were asked for; its next block becomes findable once publish_at tokens are
-    computed.
+    of its full blocks, as far as they were asked for, disk_keys the disk's, behind that of its salt; its next block
+    becomes findable once publish_at tokens are computed.
     priority and tenant are what the policy orders by (core/policies.py); rank, ticket and num_charged_tokens are its
     own.
     """
@@ -79,6 +79,7 @@ class Request:
     rank: tuple[float, int] = (0, -1)
     ticket: int = NEVER
     num_charged_tokens: int = 0
+    disk_keys: list[bytes] = field(default_factory=list)
 
     @property
     def num_prompt_tokens(self) -> int:

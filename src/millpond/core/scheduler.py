@@ -15,16 +15,18 @@ from typing import NamedTuple
 
 from millpond.core.block_pool import BlockPool, blocks_for_length, resolve_watermark_blocks
 from millpond.core.counters import SchedulerCounters
+from millpond.core.disk_prefixes import DiskPrefixes
 from millpond.core.displacement import choose_victims, tokens_too_many
 from millpond.core.door import Door
 from millpond.core.notes import Blocked, StepNotes
+from millpond.core.planned import planned
 from millpond.core.policies import RANK, Fcfs, Policy
 from millpond.core.prefix_cache import NOTHING, Link, Prefix, PrefixCache
-from millpond.core.request import FinishReason, Request, RequestState
+from millpond.core.request import NEVER, FinishReason, Request, RequestState
 from millpond.core.reserve import FixedReserve, Reserve
 from millpond.core.results import checked
 from millpond.core.speculation import Drafter, place_drafts
-from millpond.core.step import Admission, ScheduledRequest, SchedulerOutput, StepResult
+from millpond.core.step import BlockData, Load, ScheduledRequest, SchedulerOutput, StepResult
 from millpond.errors import ConfigError, InvalidRequestError, InvariantError
 
 
@@ -58,6 +60,7 @@ class Scheduler:
         drafter: Drafter | None = None,
         prefix_cache: bool = False,
         policy: Policy | None = None,
+        disk: DiskPrefixes | None = None,
     ) -> None:
         sizes = {"block_size": block_size, "max_num_seqs": max_num_seqs, "max_model_len": max_model_len}
         if max_num_batched_tokens is not None:
@@ -65,7 +68,8 @@ class Scheduler:
         for name, value in sizes.items():
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
-        self.cache = PrefixCache(block_size) if prefix_cache else None
+        self.disk = disk
+        self.cache = PrefixCache(block_size, None if disk is None else disk.withdraw) if prefix_cache else None
         self.pool = BlockPool(num_blocks, self.cache)
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
@@ -83,6 +87,7 @@ class Scheduler:
         self.door = Door(num_blocks, block_size, max_model_len)
         self._num_arrivals = 0
         self._in_flight: tuple[tuple[ScheduledRequest, Request], ...] = ()
+        self.loads: tuple[Load, ...] = ()
 
     @property
     def has_work(self) -> bool:
@@ -163,6 +168,8 @@ class Scheduler:
             del self.requests[request.request_id]
             if self.drafter is not None:
                 self.drafter.forget(request.request_id)
+            if self.disk is not None:
+                self.disk.forget(request)
         self.finished.clear()
         return released
 
@@ -180,6 +187,7 @@ class Scheduler:
         if self._in_flight and self.step_is_in_flight:
             raise InvariantError(f"step {self.counters.iterations - 1} is still in flight: it has had no result")
         self.notes.begin()
+        self.loads = ()
         released = self.release_finished()
         self.policy.arrange(self.running)
         preempted = self._grow()
@@ -191,7 +199,7 @@ class Scheduler:
         step = self.counters.iterations
         self.counters.iterations += 1
         scheduled = tuple([each for each, _ in self._in_flight])
-        return SchedulerOutput(step, scheduled, admitted, preempted + displaced, released)
+        return SchedulerOutput(step, scheduled, admitted, preempted + displaced, released, self.loads)
 
     def update(self, result: StepResult) -> tuple[RequestUpdate, ...]:
         """Take in a step's result: one record for each request that got tokens or a fault, in schedule order.
@@ -201,7 +209,7 @@ class Scheduler:
         """
         in_flight = self._in_flight
         tokens_of, fault_of = checked(in_flight, result)
-        self._in_flight = ()
+        self._in_flight = self.loads = ()
         updates = []
         for each, request in in_flight:
             if request.state is RequestState.FINISHED:
@@ -210,7 +218,7 @@ class Scheduler:
             fault = fault_of.get(each.request_id) if fault_of else None
             if fault is not None:
                 self._end(request, FinishReason.ERROR, fault.message)
-                request.error_param = fault.param
+                request.error_param, request.publish_at = fault.param, NEVER
             else:
                 request.num_computed_tokens += len(each.token_ids) - each.num_drafts
             if token_ids:
@@ -253,6 +261,8 @@ class Scheduler:
                 self.pool.share((block_id,))
                 self.pool.release((own,))
                 request.block_ids[index] = block_id
+            elif self.disk is not None:
+                self.disk.offer(request, index, own)
         request.publish_at = (end + 1) * self.block_size
 
     def _trim(self, request: Request) -> None:
@@ -367,11 +377,15 @@ class Scheduler:
             if computing.get(found.missing, request.rank) < request.rank:
                 self.notes.blocked = Blocked(request.request_id, "prefix", 1, 0, 1)
                 break
+            fetched = self._fetch(request, found)
+            if fetched is None:
+                self.notes.blocked = Blocked(request.request_id, "disk", 1, 0, 1)
+                break
             for victim in victims:
                 wanted -= victim.num_missing_tokens
                 self.notes.preempt(victim, request)
                 displaced.append(self._preempt(victim))
-            self._start(request, need, found.block_ids)
+            self._start(request, need, found.block_ids, fetched)
             admitted.append(request.request_id)
             wanted += request.num_missing_tokens
             if found.missing is not None:
@@ -400,6 +414,12 @@ class Scheduler:
     def _find(self, request: Request) -> Prefix:
         return NOTHING if self.cache is None else self.cache.find(request)
 
+    def _fetch(self, request: Request, found: Prefix) -> tuple[BlockData, ...] | None:
+        """What the disk has behind what was found. Where nobody runs, nobody is held up by waiting for it."""
+        if self.disk is None:
+            return ()
+        return self.disk.fetched(request, len(found.block_ids), wait=not self.running)
+
     def _being_computed(self, wanted: int) -> dict[Link | None, tuple[float, int]]:
         """The blocks in front of those in the middle of their tokens, with the rank of the first to compute each."""
         computing: dict[Link | None, tuple[float, int]] = {}
@@ -415,16 +435,20 @@ class Scheduler:
         reserve = self.reserve.choose(head, need, taken, self.pool.num_free, self.running)
         return reserve if need <= self.pool.num_blocks - reserve else 0
 
-    def _start(self, request: Request, need: int, found: list[int]) -> None:
+    def _start(self, request: Request, need: int, found: list[int], fetched: Sequence[BlockData]) -> None:
         self.pool.share(found)  # first, so that none of them is evicted for the others
         block_ids = self.pool.allocate(need - len(found), found[-1] if found else None)
         if block_ids is None:
             raise InvariantError(f"request {request.request_id}: {need} blocks wanted, {self.pool.num_free} free")
         request.move_to(RequestState.RUNNING)
         request.block_ids += found + block_ids
-        request.num_computed_tokens = request.num_cached_tokens = len(found) * self.block_size
+        if fetched:
+            self.loads += tuple(map(Load, block_ids, fetched))
+            self.counters.disk_hit_tokens += len(fetched) * self.block_size
+        request.num_computed_tokens = request.num_cached_tokens = (len(found) + len(fetched)) * self.block_size
         if self.cache is not None:
-            request.publish_at = request.num_cached_tokens + self.block_size
+            # What is loaded becomes findable with what is computed, once the step has come back.
+            request.publish_at = (len(found) + 1) * self.block_size
             self._count_hit(request)
         request.slot = heapq.heappop(self.free_slots)
         request.num_tokens_at_admission = request.num_tokens
@@ -462,33 +486,7 @@ class Scheduler:
             num_drafts = place_drafts(self.drafter, sampling, left, self.pool, self.block_size)
             self.counters.drafted_tokens += num_drafts
             self.counters.forward_tokens += num_drafts
-        return tuple([(self._plan(request, share, samples), request) for request, share, samples in shares])
-
-    def _plan(self, request: Request, share: int, samples: bool) -> ScheduledRequest:
-        first, drafts = request.num_computed_tokens, request.draft_token_ids
-        end = first + share
-        if request.num_preemptions:
-            self.counters.recomputed_tokens += max(0, min(end, request.num_tokens_at_admission) - first)
-        if request.slot is None:
-            raise InvariantError(f"request {request.request_id}: running without a slot")
-        token_ids, table = request.token_ids_between(first, end), tuple(request.block_ids)
-        # By position: names cost half as much again, and this is done for each request in each step.
-        return ScheduledRequest(
-            request.request_id,
-            request.slot,
-            first,
-            token_ids + drafts if drafts else token_ids,
-            table,
-            samples,
-            len(request.output_token_ids),
-            _admission(request) if first == request.num_cached_tokens else None,
-            len(drafts),
-        )
+        return tuple([(planned(*each, self.counters), each[0]) for each in shares])
 
     def _blocks_needed(self, request: Request) -> int:
         return blocks_for_length(request.num_tokens, self.block_size)
-
-
-def _admission(request: Request) -> Admission:
-    output = tuple(request.output_token_ids)
-    return Admission(request.prompt_token_ids, output, request.sampling, request.seed, request.mask)

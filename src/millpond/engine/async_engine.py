@@ -308,6 +308,7 @@ class AsyncEngine:
                 if items or admitted:
                     self._post(items, admitted)
             self._engine.abort_all()
+            self._engine.close()
         except BaseException as error:
             request_ids = ", ".join(self._engine.unfinished_ids)
             logger.exception("the engine's thread died; requests that end with it: %s", request_ids or "none")

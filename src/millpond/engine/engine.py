@@ -154,6 +154,11 @@ class Engine:
         # The old one has seen requests that no step released.
         self._auditor = self._new_auditor()
 
+    def close(self) -> None:
+        """Let what is kept on disk be written to its end. For an engine that takes no step any more."""
+        if self.scheduler.disk is not None:
+            self.scheduler.disk.close()
+
     def _new_auditor(self) -> Auditor | None:
         return Auditor(self.scheduler) if self.config.audit else None
 

@@ -320,7 +320,7 @@ class Determinism:
             order.reverse()
         return rows
 
-    def _engine(self, condition: Condition, random: Random, **sizes: int) -> tuple[Engine, Watcher]:
+    def _engine(self, condition: Condition, random: Random, **sizes: Any) -> tuple[Engine, Watcher]:
         base = self.engine
         if condition.small_pool:
             size = base.scheduler.block_size

@@ -9,6 +9,7 @@ from millpond.core.block_pool import blocks_for_length
 from millpond.core.prefix_cache import Prefix
 from millpond.core.request import Request, RequestState
 from millpond.core.scheduler import Scheduler
+from millpond.core.step import BlockData
 
 
 class WithoutWaiver(Scheduler):
@@ -45,8 +46,8 @@ class AdmissionForNextChunk(Scheduler):
 
 
 class FoundBeforeComputed(Scheduler):
-    def _start(self, request: Request, need: int, found: list[int]) -> None:
-        super()._start(request, need, found)
+    def _start(self, request: Request, need: int, found: list[int], fetched: Sequence[BlockData]) -> None:
+        super()._start(request, need, found, fetched)
         start = request.num_computed_tokens
         request.num_computed_tokens = request.num_tokens - 1
         self._publish(request)
@@ -70,9 +71,9 @@ class ParentEvictedFirst(Scheduler):
 
 
 class NoHolderMore(Scheduler):
-    def _start(self, request: Request, need: int, found: list[int]) -> None:
+    def _start(self, request: Request, need: int, found: list[int], fetched: Sequence[BlockData]) -> None:
         held = [block_id for block_id in found if self.pool.ref_count(block_id)]
-        super()._start(request, need, found)
+        super()._start(request, need, found, fetched)
         self.pool.release(held)
 
 

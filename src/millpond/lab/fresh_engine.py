@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from millpond.core.disk_prefixes import DiskPrefixes
 from millpond.core.policies import make_policy
 from millpond.core.scheduler import Scheduler
 from millpond.core.speculation import Drafter
@@ -20,6 +21,7 @@ def engine_over(
     scheduler_type: Callable[..., Scheduler] = Scheduler,
     drafter: Drafter | None = None,
     prefix_cache: bool = False,
+    disk: DiskPrefixes | None = None,
     **sizes: Any,
 ) -> Engine:
     """A fresh engine with a scheduler of its own over the base's runner, its sizes at most the base's, with no reserve
@@ -38,6 +40,7 @@ def engine_over(
         watermark_blocks=config.watermark_blocks,
         drafter=drafter,
         prefix_cache=prefix_cache,
+        disk=disk,
         policy=make_policy(config.policy, dict(config.tenant_weights)),
     )
     return Engine(

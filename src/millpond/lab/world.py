@@ -425,7 +425,7 @@ def _copy_record(record: T) -> T:
 # What Scheduler keeps, by how it is copied: the same object, a list of numbers, or its own rule in _copy_scheduler.
 _SHARED = {
     *("block_size", "max_num_seqs", "max_num_batched_tokens", "reserve"),
-    *("drafter", "door", "_num_arrivals"),
+    *("drafter", "door", "disk", "loads", "_num_arrivals"),
 }
 _OWN_RULE = {
     *("cache", "pool", "policy", "counters", "notes"),

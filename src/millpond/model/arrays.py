@@ -1,6 +1,7 @@
 """What the compiled forward pass is given, as named tuples of arrays: weights, K/V cache, the step, scratch room."""
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -166,6 +167,28 @@ def block_places(config: ModelConfig, num_blocks: int) -> NDArray[np.int64]:
     """Where the blocks are in a cache, along its axis of places: int64 [num_blocks]."""
     run, block = np.divmod(np.arange(num_blocks), RUN)
     return run * (config.num_layers * config.num_kv_heads * 2 * RUN) + block
+
+
+def get_block(cache: KVCache, place: int, into: NDArray[np.uint8]) -> None:
+    """Copy what a block holds of all layers and heads to kv_block_bytes bytes: keys, values and their scales."""
+    for own, data in _parts(cache, place, into):
+        np.copyto(data, own)
+
+
+def put_block(cache: KVCache, place: int, data: NDArray[np.uint8]) -> None:
+    """The opposite of get_block."""
+    for own, part in _parts(cache, place, data):
+        np.copyto(own, part)
+
+
+def _parts(
+    cache: KVCache, place: int, data: NDArray[np.uint8]
+) -> Iterator[tuple[NDArray[np.generic], NDArray[np.generic]]]:
+    start = 0
+    for part in cache:
+        own = part[:, place]
+        yield own, data[start : start + own.nbytes].view(own.dtype).reshape(own.shape)
+        start += own.nbytes
 
 
 def kv_storage(dtype: str, kv_dtype: str) -> type[np.generic]:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import numba
@@ -32,10 +32,13 @@ from millpond.model.arrays import (
     Scratch,
     Weights,
     block_places,
+    get_block,
+    kv_block_bytes,
     kv_storage,
     new_kv_cache,
     new_scratch,
     new_weights,
+    put_block,
     touch,
 )
 from millpond.model.config import ModelConfig
@@ -172,6 +175,9 @@ class ModelRunner:
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Run one step; a request whose logits are not finite gets a fault instead of a token."""
         started = self._clock()
+        for load in output.loads:
+            for place, part in self._parts(load.block_id, load.data):
+                put_block(self._cache, place, part)
         self._seat(output)
         scoring, prompts = 0.0, ScoredPrompts(output.scheduled)
         if self._prompts.has_work:
@@ -303,6 +309,21 @@ class ModelRunner:
             self._forward(batch, scratch)
             rows.append(scratch.logits[: len(part), : self._vocab_size].copy())
         return np.concatenate(rows)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of K/V in one of the scheduler's blocks."""
+        return self._per_block * kv_block_bytes(self.config, self._kv_dtype)
+
+    def read_block(self, block_id: int, into: memoryview) -> None:
+        """Copy the K/V of a block; in any thread, as long as no step writes the block."""
+        for place, part in self._parts(block_id, into):
+            get_block(self._cache, place, part)
+
+    def _parts(self, block_id: int, data: bytes | memoryview) -> Iterable[tuple[int, NDArray[np.uint8]]]:
+        """The kernels' blocks of a block: their places, and their bytes in its data."""
+        parts = np.frombuffer(data, np.uint8).reshape(self._per_block, -1)
+        return zip(self._places[self._table([block_id])].tolist(), parts, strict=True)
 
     def warm_up(self) -> None:
         """Compile (or load) everything that a step can call, and use the memory of the first steps once: no request
