@@ -401,7 +401,7 @@ def test_what_the_engine_refuses_leaves_no_timeline(monkeypatch):
             await rest_of(async_engine, request("a"))
 
     def refuse(request):
-        raise RequestTimeoutError("no", "no")
+        raise RequestTimeoutError("no", "queue_timeout")
 
     with_started(test, engine)
     assert engine.timelines.get("a") is None
@@ -459,3 +459,16 @@ def test_a_client_that_goes_one_that_does_not_read_and_a_choice_that_fails_are_t
     assert end_of(engine, "unread") == ("abort", "slow_reader")
     assert end_of(engine, "good") == ("abort", "another_choice_failed")
     assert end_of(engine, "bad") == ("error", None)
+
+
+def test_who_was_at_the_head_and_is_passed_waits_for_the_policy():
+    engine = timed(max_num_seqs=1, policy="priority")
+    engine.add_request("runs", ids("runs"), SamplingParams(max_tokens=9), priority=0)
+    engine.step()
+    engine.add_request("waits", ids("waits"), SamplingParams(max_tokens=1), priority=2)
+    engine.step()
+    engine.add_request("passes", ids("passes"), SamplingParams(max_tokens=1), priority=1)
+    engine.step()
+    on = [(each.numbers.on, each.step) for each in engine.timelines.get("waits").entries if each.event == "blocked"]
+    assert on == [("slots", 1), ("policy", 2)]
+    assert engine.timelines.places() == {"passes": 0, "waits": 1}

@@ -179,7 +179,7 @@ class Fair:
 
     def lines(self, waiting: OrderedDict[str, Request]) -> Sequence[Sequence[Request]]:
         preempted = [request for _, request in sorted(self.preempted.items())]
-        return (preempted, *(list(tenant.line.values()) for tenant in self.tenants.values()))
+        return (preempted, *(list(tenant.line.values()) for tenant in list(self.tenants.values())))
 
     def place(self, request: Request) -> tuple[float, int]:
         return (request.ticket, request.arrival)

@@ -12,8 +12,9 @@ class Blocked(NamedTuple):
     """What kept the head of waiting from being admitted in a step: it needs `need`, and `free` of `total` were free.
 
     on says of what: `slots`; `blocks`; `reserve`, where enough blocks are free, but held_back of them not for
-    newcomers; `budget`, where the running requests take all tokens of the step; or `prefix`, a wait of one step for a
-    block that another request is computing. Blocks that it shares with running requests are not among the needed.
+    newcomers; `budget`, where the running requests take all tokens of the step; `prefix`, a wait of one step for a
+    block that another request is computing; `disk`, until its prefix has been read; or `policy`, which has another go
+    first. Blocks that it shares with running requests are not among the needed.
     """
 
     request_id: str

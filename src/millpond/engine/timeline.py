@@ -29,6 +29,7 @@ LACKS = {
     "reserve": "needs {need:block}; {free} of {total} are free",
     "budget": "needs a token of the step; those that run take all {total}",
     "prefix": "waits a step for a block that another request is computing",
+    "policy": "another goes first by the policy",
     "disk": "waits for its prefix to be read from disk",
 }
 

@@ -55,11 +55,12 @@ class Timelines:
         return [each for each in every.values() if name in each.origin.names]
 
     def places(self) -> dict[str, int]:
-        """How many others each one that waits has in front of it, by id, in the order of the queue."""
-        waiting = list(self.scheduler.waiting)
-        known = set(waiting)
+        """How many others each one that waits has in front of it, by id, in its line of the policy."""
+        lines = self.scheduler.policy.lines(self.scheduler.waiting)
+        places = {each.request_id: place for line in lines for place, each in enumerate(line)}
         queued = [each.request_id for each in self.unfinished if each.state == "queued"]
-        return {name: place for place, name in enumerate([*waiting, *(each for each in queued if each not in known)])}
+        newest = [name for name in queued if name not in places]
+        return places | {name: place for place, name in enumerate(newest, len(places))}
 
     def summary(self, request_ids: Sequence[str]) -> Summary | None:
         """Of the requests of one answer together, as far as they are known here."""
@@ -168,8 +169,12 @@ class Timelines:
 
     def _block(self, blocked: Blocked | None, step: int, time: float) -> None:
         timeline = None if blocked is None else self._unfinished.get(blocked.request_id)
-        if self._head is not None and self._head is not timeline:
-            self._head.unblock(time)
+        head = self._head
+        if head is not None and head is not timeline:
+            if self.scheduler.policy.may_preempt and timeline and head.request_id in self.scheduler.waiting:
+                head.block(Blocked(head.request_id, "policy", 1, 0, 1), step, time)
+            else:
+                head.unblock(time)
         self._head = timeline
         if timeline is not None and blocked is not None:
             timeline.block(blocked, step, time)
