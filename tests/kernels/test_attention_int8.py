@@ -48,8 +48,8 @@ def score(tiles, q, k, scores, scale, dim):
 @njit
 def softmax(tiles, scores, length, blocks, table, values, dim, factor):
     call(
-        tiles.softmax, 0, address(scores), length, blocks, address(table), address(values), values.strides[0], dim,
-        address(factor),
+        tiles.softmax[0], 0, 0, 0, address(scores), length, blocks, address(table), address(values),
+        values.strides[0], dim, address(factor),
     )  # fmt: skip
 
 

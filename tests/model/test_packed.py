@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millpond.build import build_model_runner, read_figures
+from millpond.build import build_model_runner
 from millpond.config import EngineConfig
 from millpond.load.gguf import open_gguf
 from millpond.model import packed
+from millpond.model.checkpoint import read_figures
 from millpond.model.weights import Linear, load_weights
 from tiny_llama import write_tiny_llama
 

@@ -1,0 +1,13 @@
+"""The architectures that run, each described in a file of its own."""
+
+from __future__ import annotations
+
+from millpond.model import llama, mistral
+from millpond.model.architecture import Architecture
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": llama.ARCHITECTURE,
+    "mistral": mistral.ARCHITECTURE,
+}
+BY_GGUF = {each.gguf: name for name, each in ARCHITECTURES.items() if each.gguf is not None}
+BY_HUGGING_FACE = {each.hugging_face: name for name, each in ARCHITECTURES.items() if each.hugging_face is not None}
