@@ -261,4 +261,7 @@ TINY: dict[str, dict[str, Any]] = {
         "config": {"sliding_window": WINDOW},
         "gguf": {"attention.sliding_window": WINDOW},
     },
+    "smollm3": {"kind": "smollm3", "layers": 5},
+    "qwen2": {"kind": "qwen2"},
+    "qwen3": {"kind": "qwen3", "hidden": 96},
 }
