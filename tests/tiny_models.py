@@ -264,4 +264,39 @@ TINY: dict[str, dict[str, Any]] = {
     "smollm3": {"kind": "smollm3", "layers": 5},
     "qwen2": {"kind": "qwen2"},
     "qwen3": {"kind": "qwen3", "hidden": 96},
+    "gemma2": {
+        "kind": "gemma2",
+        "hidden": 96,
+        "layers": 3,
+        "config": {
+            **GELU,
+            "sliding_window": WINDOW,
+            "query_pre_attn_scalar": HEAD_DIM,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+        "gguf": {
+            "attention.sliding_window": WINDOW,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    },
+    "gemma3": {
+        "kind": "gemma3_text",
+        "hidden": 96,
+        "layers": 7,
+        "config": {
+            **GELU,
+            "sliding_window": WINDOW,
+            "query_pre_attn_scalar": HEAD_DIM,
+            "rope_theta": 1000000.0,
+            "rope_local_base_freq": 10000.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+        "gguf": {
+            "attention.sliding_window": WINDOW,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 8.0,
+        },
+    },
 }

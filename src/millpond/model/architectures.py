@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millpond.model import llama, mistral, qwen2, qwen3, smollm3
+from millpond.model import gemma2, gemma3, llama, mistral, qwen2, qwen3, smollm3
 from millpond.model.architecture import Architecture
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -11,6 +11,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": smollm3.ARCHITECTURE,
     "qwen2": qwen2.ARCHITECTURE,
     "qwen3": qwen3.ARCHITECTURE,
+    "gemma2": gemma2.ARCHITECTURE,
+    "gemma3": gemma3.ARCHITECTURE,
 }
 BY_GGUF = {each.gguf: name for name, each in ARCHITECTURES.items() if each.gguf is not None}
 BY_HUGGING_FACE = {each.hugging_face: name for name, each in ARCHITECTURES.items() if each.hugging_face is not None}
