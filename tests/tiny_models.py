@@ -299,4 +299,20 @@ TINY: dict[str, dict[str, Any]] = {
             "rope.scaling.factor": 8.0,
         },
     },
+    "phi3": {
+        "kind": "phi3",
+        "config": {"partial_rotary_factor": 0.75},
+        "gguf": {"rope.dimension_count": 24},
+    },
+    "granite": {
+        "kind": "granite",
+        "config": {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 3.0,
+        },
+        "gguf": {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.1, "logit_scale": 3.0},
+    },
+    "olmo2": {"kind": "olmo2"},
 }
