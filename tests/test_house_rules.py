@@ -23,7 +23,10 @@ for folder in ("compare", "peers", "peers/engines", "peers/workers"):
     ALL_PYTHON += sorted((ROOT / "bench" / folder).glob("*.py"))
 DOCUMENTS = [
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("ARCHITECTURE", "API", "PERFORMANCE", "DEPLOYMENT", "SECURITY")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("ARCHITECTURE", "API", "MODELS", "PERFORMANCE", "DEPLOYMENT", "SECURITY")
+    ),
 ]
 
 CONTROL = {"core", "text", "engine", "serve", "lab"}

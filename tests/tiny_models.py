@@ -315,4 +315,14 @@ TINY: dict[str, dict[str, Any]] = {
         "gguf": {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.1, "logit_scale": 3.0},
     },
     "olmo2": {"kind": "olmo2"},
+    "qwen3 moe": {
+        "kind": "qwen3_moe",
+        "config": {
+            "num_experts": EXPERTS,
+            "num_experts_per_tok": USED,
+            "moe_intermediate_size": FFN,
+            "norm_topk_prob": True,
+        },
+        "gguf": {"expert_count": EXPERTS, "expert_used_count": USED, "expert_feed_forward_length": FFN},
+    },
 }

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from millpond.model import gemma2, gemma3, granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
+from millpond.model import (
+    gemma2,
+    gemma3,
+    granite,
+    llama,
+    mistral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+)
 from millpond.model.architecture import Architecture
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -11,6 +23,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": smollm3.ARCHITECTURE,
     "qwen2": qwen2.ARCHITECTURE,
     "qwen3": qwen3.ARCHITECTURE,
+    "qwen3_moe": qwen3_moe.ARCHITECTURE,
     "gemma2": gemma2.ARCHITECTURE,
     "gemma3": gemma3.ARCHITECTURE,
     "phi3": phi3.ARCHITECTURE,
