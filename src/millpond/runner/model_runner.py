@@ -115,16 +115,16 @@ class ModelRunner:
             windowed=config.has_windows,
             capped=config.score_cap > 0,
         )
-        compile_missing(self._jobs(tiles), notify)
-        self._link(tiles())
+        self._link(tiles, notify)
         self.outliers = self._take_out_outliers()
 
-    def _link(self, tiles: Tiles) -> None:
-        """Compile, or load, what walks the layers."""
-        self._tiles = tiles
+    def _link(self, load: Callable[..., Tiles], notify: Callable[[str], None]) -> None:
+        """Compile, or load, what a step calls."""
+        compile_missing(self._jobs(load), notify)
+        self._tiles = load()
         if self.config.num_experts:
-            self._weights = self._weights._replace(experts=link_experts(tiles, self._weights, self._scratch))
-        self._entry = link_forward(tiles, self._weights, self._cache, self._batch(()), self._scratch)
+            self._weights = self._weights._replace(experts=link_experts(self._tiles, self._weights, self._scratch))
+        self._entry = link_forward(self._tiles, self._weights, self._cache, self._batch(()), self._scratch)
 
     def _take_out_outliers(self) -> tuple[NDArray[np.int64], ...]:
         """Tell the layers' descriptors of the outlier channels, those that came with the weights or a probe's."""
