@@ -199,6 +199,15 @@ def test_other_contents_change_the_key_though_the_system_says_nothing_of_a_chang
     assert packed.key_of(start.model, "auto", "auto", "portable") != before
 
 
+def test_other_figures_change_the_key_for_they_may_be_in_another_file(start):
+    config = read_figures(open_gguf(start.model))
+    keys = {
+        packed.key_of(start.model, "auto", "auto", "portable", each)
+        for each in (config, replace(config, rotary_dims=8))
+    }
+    assert len(keys) == 2
+
+
 @pytest.mark.parametrize("what", ["isa", "source"])
 def test_weights_of_other_code_or_kernels_are_packed_again(start, what, monkeypatch):
     start.again()

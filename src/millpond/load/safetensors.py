@@ -117,8 +117,8 @@ def _checked(file: str, name: str, entry: Any, size: int) -> tuple[GGMLType, tup
     """One entry's type, shape and extent, inside `size` bytes of data."""
     what = f"{file}: tensor {name[:80]!r}"
     fields = entry if isinstance(entry, dict) else {}
-    shape, offsets = fields.get("shape"), fields.get("data_offsets")
-    if not _whole_numbers(shape) or not _whole_numbers(offsets) or len(offsets) != 2 or len(shape) > MAX_DIMENSIONS:
+    shape, offsets = (_whole_numbers(fields.get(key)) for key in ("shape", "data_offsets"))
+    if shape is None or offsets is None or len(offsets) != 2 or len(shape) > MAX_DIMENSIONS:
         raise ModelFileError(f"{what} must have a shape and two data_offsets, got {str(entry)[:120]}")
     kind = TYPES.get(str(fields.get("dtype")))
     if kind is None:
@@ -129,11 +129,13 @@ def _checked(file: str, name: str, entry: Any, size: int) -> tuple[GGMLType, tup
     first, last = offsets
     needed = prod(shape) * BLOCKS[kind][1]
     if last - first != needed:
-        raise ModelFileError(f"{what} of shape {tuple(shape)} takes {needed} bytes, its offsets span {last - first}")
+        raise ModelFileError(f"{what} of shape {shape} takes {needed} bytes, its offsets span {last - first}")
     if last > size:
         raise ModelFileError(f"{file}: incomplete file: tensor {name[:80]!r} ends at byte {last} of {size}")
-    return kind, tuple(shape), first, last
+    return kind, shape, first, last
 
 
-def _whole_numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
+def _whole_numbers(value: Any) -> tuple[int, ...] | None:
+    """A list of numbers from 0 on; None for anything else."""
+    is_one = isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
+    return tuple(value) if is_one else None

@@ -117,7 +117,7 @@ def packed_weights(
     layers once they are known: it keeps newly packed weights, and does nothing for others."""
     if file.path.stat().st_size < LEAST_BYTES:
         return load_weights(file, config, dtype), lambda outliers: None
-    path, key = packed_path(file.path, dtype, kv_dtype, folder), key_of(file.path, dtype, kv_dtype, isa)
+    path, key = packed_path(file.path, dtype, kv_dtype, folder), key_of(file.path, dtype, kv_dtype, isa, config)
     place = PackedFile(file, config, dtype, path, key, notify)
     if (weights := place.read()) is not None:
         return weights, lambda outliers: None
@@ -133,12 +133,12 @@ def packed_path(model: Path, dtype: str, kv_dtype: str, folder: Path) -> Path:
     return folder / f"{model.stem}-{kinds}-{place}.packed"
 
 
-def key_of(model: Path, dtype: str, kv_dtype: str, isa: str) -> str:
-    """What weights are packed from: the model file, the code that packs them, and what chooses the outlier channels, a
-    probe by these kernels through K/V of this type. The file is known by its size, its times and its inode, and by some
-    of what is in it."""
+def key_of(model: Path, dtype: str, kv_dtype: str, isa: str, config: ModelConfig | None = None) -> str:
+    """What weights are packed from: the model file, its figures (which may be in another file), the code that packs
+    them, and what chooses the outlier channels, a probe by these kernels through K/V of this type. The file is known by
+    its size, its times and its inode, and by some of what is in it."""
     about = model.stat()
-    parts = [dtype, kv_dtype, isa, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
+    parts = [config, dtype, kv_dtype, isa, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
     digest = hashlib.sha256(repr((source_hash((*SOURCE_FOLDERS, "load")), parts)).encode())
     with model.open("rb") as source:
         for sample in range(SAMPLES):
