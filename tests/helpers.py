@@ -6,6 +6,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 
+from millpond.core.disk_prefixes import DiskPrefixes
 from millpond.core.invariants import Auditor
 from millpond.core.request import Request
 from millpond.core.scheduler import RequestUpdate, Scheduler
@@ -78,6 +79,9 @@ class ScriptedRunner:
             raise self.raises[call]
         sampled: list[SampledTokens] = []
         faults: list[RequestFault] = []
+        for load in output.loads:
+            for offset, token_id in enumerate(array("q", bytes(load.data))):
+                self._kv[load.block_id, offset] = token_id
         for each in output.scheduled:
             self._take_slot(each)
         for each in output.scheduled:
@@ -92,6 +96,14 @@ class ScriptedRunner:
         tokens_of = dict(sampled)
         scores = (self._scores(each, tokens_of.get(each.request_id, ())) for each in output.scheduled)
         return StepResult(tuple(sampled), tuple(faults), scores=tuple(each for each in scores if each is not None))
+
+    @property
+    def block_bytes(self) -> int:
+        return 8 * self.block_size
+
+    def read_block(self, block_id: int, into: memoryview) -> None:
+        tokens = array("q", [self._kv[block_id, offset] for offset in range(self.block_size)])
+        into[:] = tokens.tobytes()
 
     def _scores(self, each: ScheduledRequest, token_ids: tuple[int, ...]) -> RequestScores | None:
         admission = self._admission_of[each.slot]
@@ -170,6 +182,7 @@ def make_scheduler(
     max_model_len: int = 10**6,
     drafter: Drafter | None = None,
     prefix_cache: bool = False,
+    disk: DiskPrefixes | None = None,
 ) -> Scheduler:
     """A scheduler over a pool small enough that the rare paths are common."""
     return Scheduler(
@@ -181,6 +194,7 @@ def make_scheduler(
         watermark_blocks=reserve,
         drafter=drafter,
         prefix_cache=prefix_cache,
+        disk=disk,
     )
 
 

@@ -10,6 +10,7 @@ import millpond.build as build
 from millpond.build import PoolPlan, build_engine, build_model_runner, plan_pool
 from millpond.config import EngineConfig
 from millpond.core.request import FinishReason, SamplingParams
+from millpond.core.reserve import AutoReserve, FixedReserve
 from millpond.errors import ConfigError, ModelFileError, ModelNotFoundError
 from millpond.kernels.isa import choose
 from millpond.load.gguf import open_gguf
@@ -132,6 +133,8 @@ def test_more_tokens_than_the_model_was_made_for_are_refused_with_both_numbers()
         ({"num_blocks": 100, "watermark": 0.0}, 0),
         ({"num_blocks": 100, "watermark_blocks": 7}, 7),
         ({"num_blocks": 100, "watermark_blocks": 0, "watermark": 0.5}, 0),
+        ({"num_blocks": 1000, "watermark": "auto"}, 0),
+        ({"num_blocks": 100, "watermark": "auto", "watermark_blocks": 7}, 7),
     ],
 )
 def test_the_reserve_is_in_whole_blocks_of_the_pool_that_was_planned(settings, reserve):
@@ -164,6 +167,17 @@ def test_an_engine_says_what_its_open_settings_became(build_small):
     assert config.kv_memory == 2 * 32 * 16 * (2 * 2 * 2 * 32 * 2)  # layers, K/V heads, keys and values, head_dim, bytes
     assert config.isa == choose("auto")
     assert config.threads >= 1
+
+
+def test_the_schedulers_reserve_is_fixed_unless_it_is_to_choose_itself(build_small):
+    sizes = {"watermark": 0.25, "num_blocks": 8}
+    assert isinstance(build_small(replace(SMALL, **sizes)).scheduler.reserve, FixedReserve)
+    scheduler = build_small(replace(SMALL, **{**sizes, "watermark": "auto"})).scheduler
+    assert isinstance(scheduler.reserve, AutoReserve)
+    assert (scheduler.reserve.num_blocks, scheduler.reserve.block_size) == (8, scheduler.block_size)
+    given = build_small(replace(SMALL, **{**sizes, "watermark": "auto"}, watermark_blocks=3)).scheduler
+    assert isinstance(given.reserve, FixedReserve)
+    assert given.watermark_blocks == 3
 
 
 def test_the_schedulers_pool_and_the_runners_cache_have_the_same_size(build_small):
@@ -296,3 +310,34 @@ def test_a_pool_larger_than_the_available_memory_is_refused_with_both_numbers():
     with pytest.raises(ConfigError, match=f"1000 blocks takes {1000 * block_bytes} bytes, but {999 * block_bytes} are"):
         plan_pool(FIGURES, config, 999 * block_bytes)
     assert plan_pool(FIGURES, config, 1000 * block_bytes).num_blocks == 1000
+
+
+# ---- prefixes on disk ---------------------------------------------------------------------------------
+
+
+def test_the_identity_of_prefixes_is_that_of_all_that_their_bits_depend_on(tmp_path, monkeypatch):
+    model, copy, other = tmp_path / "a.gguf", tmp_path / "copy.gguf", tmp_path / "b.gguf"
+    for path, content in ((model, b"weights"), (copy, b"weights"), (other, b"weightz")):
+        path.write_bytes(content)
+    config = EngineConfig(isa="portable")
+    own = build._identity(model, config)
+    assert build._identity(copy, replace(config, threads=1, max_num_seqs=2, num_blocks=9)) == own
+    changes = ({"isa": "avx2"}, {"dtype": "float32"}, {"kv_dtype": "int8"}, {"block_size": 32})
+    identities = {
+        own,
+        build._identity(other, config),
+        *(build._identity(model, replace(config, **it)) for it in changes),
+    }
+    for name in ("get_host_cpu_name", "source_hash"):
+        with monkeypatch.context() as changed:
+            changed.setattr(build if name == "source_hash" else build.binding, name, lambda *args: "another")
+            identities.add(build._identity(model, config))
+    assert len(identities) == 1 + 1 + len(changes) + 2
+
+
+def test_a_folder_that_cannot_hold_prefixes_is_refused_before_anything_is_packed(tmp_path, monkeypatch):
+    path = tmp_path / "tiny.gguf"
+    write_tiny_llama(path)
+    monkeypatch.setattr(build, "_build_runner", lambda *args: pytest.fail("the model was loaded"))
+    with pytest.raises(ConfigError, match="prefixes cannot be kept in"):
+        build_engine(str(path), replace(SMALL, prefix_dir=path))

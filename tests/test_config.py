@@ -35,6 +35,7 @@ from millpond.errors import ConfigError
         ("watermark", float("nan")),
         ("watermark", None),
         ("watermark", "0.1"),
+        ("watermark", "Auto"),
         ("watermark_blocks", -1),
         ("watermark_blocks", 1.5),
         ("watermark_blocks", "2"),
@@ -44,11 +45,27 @@ from millpond.errors import ConfigError
         ("audit", "no"),
         ("prefix_cache", "off"),
         ("prefix_cache", None),
+        ("policy", "lifo"),
+        ("policy", None),
+        ("prefix_dir_size", 0),
+        ("prefix_dir", 1),
     ],
 )
 def test_a_setting_of_the_wrong_kind_or_size_is_refused_by_name(name: str, value: Any):
     with pytest.raises(ConfigError, match=f"^{name} must be "):
         EngineConfig(**{name: value})
+
+
+def test_a_reserve_may_choose_itself_unless_it_is_given_in_blocks():
+    assert EngineConfig(watermark="auto").chooses_reserve
+    assert not EngineConfig(watermark="auto", watermark_blocks=3).chooses_reserve
+    assert not EngineConfig().chooses_reserve
+
+
+def test_a_folder_of_prefixes_without_a_prefix_cache_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="with prefix_cache off there is nothing"):
+        EngineConfig(prefix_dir=tmp_path, prefix_cache=False)
+    assert EngineConfig(prefix_dir=str(tmp_path)).prefix_dir == tmp_path
 
 
 def test_a_token_budget_that_no_scratch_could_hold_is_refused():
@@ -68,3 +85,15 @@ def test_8_bit_keys_and_values_are_refused_beside_float32_for_everything():
 )
 def test_the_type_of_keys_and_values_follows_from_the_settings(settings: dict[str, Any], kv_type: str):
     assert EngineConfig(**settings).kv_type == kv_type
+
+
+@pytest.mark.parametrize("weight", [0.0, -1, 1001, float("nan"), True, "2"])
+def test_a_weight_out_of_bounds_is_refused_with_its_tenant(weight: Any):
+    with pytest.raises(ConfigError, match=r"tenant_weights must be from 0.001 to 1000, got .* for 'key1'"):
+        EngineConfig(policy="fair", tenant_weights=(("key1", weight),))
+
+
+def test_weights_without_the_fair_policy_are_refused():
+    assert EngineConfig(policy="fair", tenant_weights=(("a", 2.0),)).tenant_weights == (("a", 2.0),)
+    with pytest.raises(ConfigError, match="tenant_weights count where policy is fair, and it is priority"):
+        EngineConfig(policy="priority", tenant_weights=(("a", 2.0),))

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from helpers import ScriptedRunner
 from millpond.config import EngineConfig
+from millpond.core.disk_prefixes import DiskPrefixes
+from millpond.core.policies import make_policy
 from millpond.core.scheduler import Scheduler
 from millpond.core.speculation import Drafter
 from millpond.core.step import Runner, SchedulerOutput, StepResult
@@ -57,6 +59,8 @@ def make_engine(
     seed: int = 0,
     drafter: Drafter | None = None,
     prefix_cache: bool = True,
+    policy: str = "fcfs",
+    disk: Callable[[ScriptedRunner], DiskPrefixes | None] = lambda runner: None,
     **runner_settings: Any,
 ) -> Engine:
     """wrap goes around the scripted runner, which is engine.runner without it."""
@@ -71,8 +75,14 @@ def make_engine(
     }
     runner = ScriptedRunner(block_size=block_size, tokens=LETTERS, script=script, **runner_settings)
     return Engine(
-        config=EngineConfig(**sizes, audit=audit, seed=seed, threads=2, prefix_cache=prefix_cache),
-        scheduler=Scheduler(**sizes, drafter=drafter, prefix_cache=prefix_cache),
+        config=EngineConfig(**sizes, audit=audit, seed=seed, threads=2, prefix_cache=prefix_cache, policy=policy),
+        scheduler=Scheduler(
+            **sizes,
+            drafter=drafter,
+            prefix_cache=prefix_cache,
+            policy=make_policy(policy, {}),
+            disk=disk(runner),
+        ),
         runner=wrap(runner),
         tokenizer=tokenizer,
         model_name="tiny",

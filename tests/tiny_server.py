@@ -18,7 +18,7 @@ from millpond.config import ServerConfig
 from millpond.engine.async_engine import AsyncEngine
 from millpond.serve.app import create_app
 from millpond.serve.run import Running, serve
-from tiny_engine import BOUND_SECONDS, run
+from tiny_engine import BOUND_SECONDS, FakeClock, GatedRunner, make_engine, run
 
 NOW = 1_700_000_000
 NOTHING_FOUND = {"prompt_tokens_details": {"cached_tokens": 0}}
@@ -164,3 +164,29 @@ def listening(engine, **settings) -> Iterator[Running]:
         running.stop()
         thread.join(BOUND_SECONDS)
         assert not thread.is_alive(), "the server did not stop"
+
+
+def with_gate(test, *, load=None, clock=None, **settings):
+    """Run test(client, async_engine, runner) over an engine whose steps it lets through; returns the engine."""
+    engine = make_engine(wrap=GatedRunner, **settings)
+
+    async def started_():
+        async with started(engine, load, clock or FakeClock()) as (async_engine, client):
+            try:
+                await test(client, async_engine, engine.runner)
+            finally:
+                engine.runner.open_for_good()
+
+    run(started_())
+    assert engine.scheduler.requests == {}
+    assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
+    return engine
+
+
+def turned_away(async_engine):
+    return {why: count for why, count in async_engine.metrics.turned_away.items() if count}
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0)

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llvmlite import binding
 from numba.core import event
 
 from millpond.config import EngineConfig
 from millpond.core.block_pool import blocks_for_length, resolve_watermark_blocks
+from millpond.core.disk_prefixes import DiskPrefixes
+from millpond.core.policies import make_policy
+from millpond.core.reserve import AutoReserve
 from millpond.core.scheduler import Scheduler
 from millpond.core.speculation import PromptLookup
+from millpond.core.step import Clock
 from millpond.engine.engine import Engine
 from millpond.errors import ConfigError, ModelFileError
 from millpond.kernels.attention import BLOCK
+from millpond.kernels.cache import SOURCE_FOLDERS, source_hash
 from millpond.kernels.isa import choose
 from millpond.kernels.threads import thread_count
+from millpond.load.block_file import BlockFormat
 from millpond.load.gguf import GGUFFile
+from millpond.load.prefix_folder import check_writable
+from millpond.load.prefix_store import PrefixStore
 from millpond.load.store import default_cache_dir, find, resolve
 from millpond.machine import available_memory
 from millpond.model.arrays import kv_block_bytes, kv_storage
@@ -123,6 +134,8 @@ def build_engine(
         )
     tokenizer = Tokenizer.from_gguf(file.metadata)
     config, plan = _settle(figures, config or EngineConfig())
+    if config.prefix_dir is not None:
+        check_writable(config.prefix_dir)
     runner = _build_runner(file, figures, config, plan, tokenizer.vocab_size, cache_dir, notify)
     scheduler = Scheduler(
         num_blocks=plan.num_blocks,
@@ -131,8 +144,11 @@ def build_engine(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
         watermark_blocks=plan.watermark_blocks,
+        reserve=AutoReserve(plan.num_blocks, plan.block_size) if config.chooses_reserve else None,
         drafter=PromptLookup(config.speculative_tokens) if config.speculative == "ngram" else None,
         prefix_cache=config.prefix_cache,
+        policy=make_policy(config.policy, dict(config.tenant_weights)),
+        disk=None if config.prefix_dir is None else open_disk(config.prefix_dir, path, config, runner),
     )
     return Engine(
         config=config,
@@ -143,6 +159,29 @@ def build_engine(
         vocab_size=tokenizer.vocab_size,
         **engine_options,
     )
+
+
+def open_disk(
+    folder: Path, model: Path, config: EngineConfig, runner: ModelRunner, clock: Clock = time.monotonic
+) -> DiskPrefixes:
+    """The prefixes of a model that a folder keeps. config is the engine's, its open sizes filled in.
+
+    Raises ConfigError for a folder that cannot be had or written to.
+    """
+    form = BlockFormat(_identity(model, config), config.block_size, runner.block_bytes)
+    store = PrefixStore(folder, form, most_bytes=config.prefix_dir_size, read_block=runner.read_block, clock=clock)
+    return DiskPrefixes(store, config.block_size, clock)
+
+
+def _identity(model: Path, config: EngineConfig) -> bytes:
+    """A digest of all that the bits of K/V depend on: the model, how it is computed, the code, and the processor that
+    the code is compiled for."""
+    processor = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+    code = source_hash((*SOURCE_FOLDERS, "load"))
+    with model.open("rb") as source:
+        content = hashlib.file_digest(source, "sha256").hexdigest()
+    parts = content, config.dtype, config.kv_type, config.isa, config.block_size, code, *processor
+    return hashlib.sha256(repr(parts).encode()).digest()
 
 
 def build_model_runner(path: Path, config: EngineConfig | None = None, *, cache_dir: Path | None = None) -> ModelRunner:

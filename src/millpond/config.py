@@ -6,15 +6,18 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import SupportsFloat
+from typing import Final, Literal, SupportsFloat
 
 from millpond.errors import ConfigError
 
 DTYPES = ("auto", "float32")
 KV_DTYPES = ("auto", "int8")
 SPECULATIVE = ("off", "ngram")
+POLICIES = ("fcfs", "priority", "fair")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+MOST_WEIGHT = 1000
+AUTO: Final = "auto"
 MOST_BATCHED_TOKENS = 1 << 20  # a step has scratch for so many rows
 
 
@@ -24,12 +27,14 @@ class EngineConfig:
 
     dtype "auto" runs the checkpoint's own types through the fast kernels, "float32" computes everything
     in float32. kv_dtype "int8" keeps keys and values in 8 bits, a little more than half of what "auto" takes, which is
-    bfloat16. watermark is the share of the pool held back from newcomers; watermark_blocks, where given, is that
-    reserve in blocks and wins. kv_memory is in bytes; num_blocks wins over it. threads None means the cores that this
-    process may use.
+    bfloat16. watermark is the share of the pool held back from newcomers, or "auto" for what core/reserve.py chooses as
+    the engine runs; watermark_blocks, where given, is that reserve in blocks and wins. kv_memory is in bytes;
+    num_blocks wins over it. threads None means the cores that this process may use.
     itl_target, in milliseconds, bounds the prompts in a step to what keeps it about as short while others decode.
-    prefix_cache keeps the K/V of full blocks findable until the memory is wanted, for requests that begin alike.
+    prefix_cache keeps the K/V of full blocks findable until the memory is wanted, for requests that begin alike;
+    prefix_dir is a folder that keeps it across restarts, prefix_dir_size bytes of it at most.
     speculative "ngram" tries up to speculative_tokens guesses a step for each request, looked up in its own text.
+    policy says who goes first (core/policies.py); tenant_weights are those that are not 1, for "fair".
     """
 
     dtype: str = "auto"
@@ -41,13 +46,17 @@ class EngineConfig:
     block_size: int = 16
     num_blocks: int | None = None
     kv_memory: int | None = None
-    watermark: float = 0.01
+    watermark: float | Literal["auto"] = 0.01
     watermark_blocks: int | None = None
     threads: int | None = None
     isa: str = "auto"
     prefix_cache: bool = True
+    prefix_dir: Path | None = None
+    prefix_dir_size: int = 4 * 2**30
     speculative: str = "off"
     speculative_tokens: int = 8
+    policy: str = "fcfs"
+    tenant_weights: tuple[tuple[str, float], ...] = ()
     seed: int = 0
     audit: bool = False
 
@@ -60,7 +69,8 @@ class EngineConfig:
             raise ConfigError("kv_dtype int8 would round what dtype float32 keeps exact; choose one of the two")
         if self.speculative not in SPECULATIVE:
             raise ConfigError(f"speculative must be one of {', '.join(SPECULATIVE)}, got {self.speculative!r}")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "speculative_tokens"):
+        self._check_policy()
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "speculative_tokens", "prefix_dir_size"):
             _check_int(name, getattr(self, name), 1)
         for name in ("max_model_len", "num_blocks", "kv_memory", "threads"):
             if getattr(self, name) is not None:
@@ -73,6 +83,12 @@ class EngineConfig:
         for name in ("prefix_cache", "audit"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if isinstance(self.prefix_dir, str):
+            object.__setattr__(self, "prefix_dir", Path(self.prefix_dir))
+        if self.prefix_dir is not None and not isinstance(self.prefix_dir, Path):
+            raise ConfigError(f"prefix_dir must be a path, got {self.prefix_dir!r}")
+        if self.prefix_dir is not None and not self.prefix_cache:
+            raise ConfigError("prefix_dir keeps what the prefix cache has; with prefix_cache off there is nothing")
         if self.max_num_batched_tokens > MOST_BATCHED_TOKENS:
             raise ConfigError(
                 f"max_num_batched_tokens must be at most {MOST_BATCHED_TOKENS}, got {self.max_num_batched_tokens}"
@@ -82,8 +98,27 @@ class EngineConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}), or some of the requests could never run together"
             )
-        if not isinstance(self.watermark, SupportsFloat) or not 0.0 <= float(self.watermark) < 1.0:
-            raise ConfigError(f"watermark must be at least 0 and below 1, got {self.watermark!r}")
+        if self.watermark != AUTO and not (
+            isinstance(self.watermark, SupportsFloat) and 0.0 <= float(self.watermark) < 1.0
+        ):
+            raise ConfigError(f"watermark must be at least 0 and below 1, or {AUTO}, got {self.watermark!r}")
+
+    @property
+    def chooses_reserve(self) -> bool:
+        """Whether the reserve is chosen as the engine runs."""
+        return self.watermark == AUTO and self.watermark_blocks is None
+
+    def _check_policy(self) -> None:
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        if self.tenant_weights and self.policy != "fair":
+            raise ConfigError(f"tenant_weights count where policy is fair, and it is {self.policy}")
+        for tenant, weight in self.tenant_weights:
+            is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+            if not is_number or not 1 / MOST_WEIGHT <= weight <= MOST_WEIGHT:
+                raise ConfigError(
+                    f"tenant_weights must be from {1 / MOST_WEIGHT:g} to {MOST_WEIGHT}, got {weight!r} for {tenant!r}"
+                )
 
     @property
     def kv_type(self) -> str:
@@ -99,9 +134,10 @@ class ServerConfig:
 
     Without api_keys every route is open. cors_origins are those of pages that may ask from a browser, "*" for all.
     tls_key None means that the key is in tls_cert. max_body_bytes bounds a request's body. drain_timeout is how many
-    seconds running answers have to end by themselves after a stop signal. log_prompts puts the bodies of requests
-    into the log. otlp_endpoint is the URL of a collector of traces. strict refuses fields of a request that nobody
-    knows, which otherwise are named in the header X-Millpond-Warning.
+    seconds running answers have to end by themselves after a stop signal. log_prompts puts the bodies of requests into
+    the log. A request that takes slow_request seconds says in its log line what it waited for. otlp_endpoint is the URL
+    of a collector of traces. strict refuses fields of a request that nobody knows, which otherwise are named in the
+    header X-Millpond-Warning.
     """
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)
@@ -112,6 +148,7 @@ class ServerConfig:
     drain_timeout: float = 30.0
     log_level: str = "info"
     log_prompts: bool = False
+    slow_request: float = 10.0
     otlp_endpoint: str | None = None
     strict: bool = False
 
@@ -128,8 +165,10 @@ class ServerConfig:
         if self.tls_key is not None and self.tls_cert is None:
             raise ConfigError("a TLS key is of no use without its certificate; give tls_cert too")
         _check_int("max_body_bytes", self.max_body_bytes, 1)
-        if not isinstance(self.drain_timeout, int | float) or not 0 <= self.drain_timeout < math.inf:
-            raise ConfigError(f"drain_timeout must be at least 0 seconds, got {self.drain_timeout!r}")
+        for name in ("drain_timeout", "slow_request"):
+            seconds = getattr(self, name)
+            if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+                raise ConfigError(f"{name} must be at least 0 seconds, got {seconds!r}")
         if self.log_level not in LOG_LEVELS:
             raise ConfigError(f"log_level must be one of {', '.join(LOG_LEVELS)}, got {self.log_level!r}")
         if self.otlp_endpoint is not None and not re.fullmatch(r"https?://[^/\s]+\S*", self.otlp_endpoint):

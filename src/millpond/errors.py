@@ -41,6 +41,10 @@ class ModelNotFoundError(MillpondError):
     """No such model: neither a known name, nor a file, nor a folder, nor a repository."""
 
 
+class RequestNotFoundError(MillpondError):
+    """No such request: none of that id is unfinished, or among the last that have ended (404)."""
+
+
 class DownloadError(MillpondError):
     """The weights could not be fetched, or are not what they should be."""
 
@@ -66,8 +70,12 @@ class OverloadedError(MillpondError):
         self.retry_after = retry_after
 
 
+class DeadlineError(MillpondError):
+    """By what was measured, an answer cannot be there in the time that it is of use (503)."""
+
+
 class RequestTimeoutError(MillpondError):
-    """A request that took longer than it may, waiting or in all (504). `code` says which of the two."""
+    """A request that took longer than it may, waiting or in all, or past its deadline (504). `code` says which."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)

@@ -177,6 +177,7 @@ class Inside:
             "waiting tokens": room.num_waiting_tokens,
             "deadlines": len(async_engine._deadlines),
             "metrics": list(async_engine.metrics._requests),
+            "timelines": [each.request_id for each in async_engine.timelines.unfinished],
             "runner": [name for name in inner._special.values() if name not in engine._unheard],
             "masks": list(inner.sampler._masks.keys() - inner._special),
             "scores": [*inner.sampler._num_top.keys() - inner._special, *inner.sampler._raw_rows],

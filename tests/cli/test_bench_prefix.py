@@ -7,8 +7,9 @@ import pytest
 
 from millpond.cli.app import run
 from millpond.config import EngineConfig
-from millpond.lab import bench_prefix
+from millpond.lab import bench_prefix, bench_restart
 from millpond.lab.bench_prefix import PrefixRow
+from millpond.lab.bench_restart import RestartRow
 
 ROW = PrefixRow("shared", 8704, 2032, 7680, 1.5004, 0.25, 100.4, 180.0, 1.7931)
 
@@ -46,3 +47,40 @@ def test_flags_choose_what_is_measured_and_one_thread_is_measured_by_the_process
     assert run(["bench", "prefix", "--workloads", "chat, shared", "--rounds", "2", "--kv-dtype", "int8"], {}) == 0
     assert asked == [(["chat", "shared"], 2, clock)]
     assert engine.opened[0][1].kv_dtype == "int8"
+
+
+RESTART_ROW = RestartRow(4000, 3984, 91_000_000, 1.2504, 0.06, 0.02, 20.84)
+
+
+@pytest.fixture
+def restarted(engine, monkeypatch):
+    """The same for --restart."""
+    seen = []
+
+    def carry_out(self, lengths, rounds, notify):
+        notify("4000 tokens")
+        seen.append((lengths, rounds))
+        return [RESTART_ROW]
+
+    monkeypatch.setattr(bench_restart.RestartBench, "run", carry_out)
+    engine.config = EngineConfig()
+    return seen
+
+
+def test_a_restart_is_measured_where_it_is_asked_for(restarted, tmp_path, capsys):
+    flags = ["--restart", "--lengths", "100,4000", "--rounds", "2", "--cache-dir", str(tmp_path)]
+    assert run(["bench", "prefix", *flags], {}) == 0
+    assert restarted == [((100, 4000), 2)]
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "4000" in line]
+    cells = [cell.strip() for cell in line.strip("│ ").split("│")]
+    assert cells == ["4000", "3984", "86.8 MiB", "1250 ms", "60 ms", "20 ms", "20.8x"]
+    assert list(tmp_path.iterdir()) == []
+    assert run(["bench", "prefix", "--restart", "--json"], {}) == 0
+    assert json.loads(capsys.readouterr().out) == [RESTART_ROW.as_json()]
+
+
+def test_a_folder_that_cannot_be_used_is_an_error_of_one_line(restarted, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run(["bench", "prefix", "--restart", "--cache-dir", str(tmp_path / "file")], {}) == 1
+    assert "prefixes cannot be kept in" in capsys.readouterr().err
+    assert restarted == []

@@ -120,6 +120,7 @@ def test_a_share_that_reserves_nothing_of_a_small_pool_is_said_to_reserve_nothin
 def test_a_reserve_in_blocks_is_said_to_be_asked_for():
     assert facts.watermark_text(3, EngineConfig(watermark_blocks=3)) == "3 blocks held back from newcomers (asked for)"
     assert facts.watermark_text(0, EngineConfig(watermark_blocks=0)) == "0 blocks held back from newcomers (asked for)"
+    assert facts.watermark_text(0, EngineConfig(watermark="auto")).startswith("chosen as requests run")
     assert facts.watermark_text(0, EngineConfig(watermark=0.0)) == "0 blocks held back from newcomers (0 of the pool)"
 
 

@@ -22,7 +22,7 @@ def test_the_whole_is_printed_states_bounds_verdict_and_the_shortest_traces(caps
     assert "bounds: blocks x block size up to 2, up to 1 slot, every reserve, no budget of tokens, no guesses" in out
     assert "verdict: every invariant holds in every state, and every state drains (" in out
     assert out.count("planted: ") == 6
-    assert "9 step 3: INV-7: the oldest request b stands still, step 3 runs []" in out
+    assert "9 step 3: INV-7: the first request b stands still, step 3 runs []" in out
     assert "NOT FOUND" not in out
 
 
@@ -43,6 +43,7 @@ def test_json_is_one_object_on_standard_output_alone(capsys, two_faults):
         "budget": 0,
         "guesses": 0,
         "prefix_cache": False,
+        "any_reserve": False,
     }
     assert (result["verdict"], result["finding"]) == ("holds", None)
     assert result["states"] == sum(pool["num_states"] for pool in result["pools"])
@@ -81,7 +82,13 @@ def test_a_planted_fault_that_goes_unseen_is_named_and_exit_code_1(capsys, monke
 
 
 @pytest.mark.parametrize(
-    ("flags", "bounds"), [([], proof.Bounds()), (["--deep"], proof.DEEP), (["--slots", "4"], proof.Bounds(slots=4))]
+    ("flags", "bounds"),
+    [
+        ([], proof.Bounds()),
+        (["--deep"], proof.DEEP),
+        (["--slots", "4"], proof.Bounds(slots=4)),
+        (["--any-reserve"], proof.Bounds(any_reserve=True)),
+    ],
 )
 def test_flags_choose_the_bounds(monkeypatch, flags, bounds):
     seen = []

@@ -69,6 +69,18 @@ def test_every_engine_flag_reaches_the_engine(engine, served):
     assert engine.opened == [("m.gguf", config)]
 
 
+def test_a_reserve_that_chooses_itself_is_asked_for_by_name_and_nothing_else_is(engine, served, capsys):
+    assert run(["serve", "m.gguf", "--watermark", "auto"], {}) == 0
+    assert engine.opened == [("m.gguf", EngineConfig(watermark="auto"))]
+    assert run(["serve", "m.gguf", "--watermark", "much"], {}) == 2
+    assert "'much' is neither a share such as 0.01 nor auto" in capsys.readouterr().err
+
+
+def test_prefixes_on_disk_have_a_folder_and_a_size(engine, served, tmp_path):
+    assert run(["serve", "m.gguf", "--cache-dir", str(tmp_path), "--cache-dir-size", "2G"], {}) == 0
+    assert engine.opened == [("m.gguf", EngineConfig(prefix_dir=tmp_path, prefix_dir_size=2 * 2**30))]
+
+
 def test_every_server_flag_reaches_the_server(engine, served, pair):
     cert, key = pair
     flags = (

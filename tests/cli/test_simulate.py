@@ -109,7 +109,7 @@ def test_a_picture_is_written(capsys, tmp_path):
         (["--rate", "-1"], "rate (--rate) must be above 0 requests a second, got -1"),
         (["--rate", "nan"], "rate (--rate) must be above 0 requests a second, got nan"),
         (["--rate", "1", "--burstiness", "inf"], "(--burstiness) must be 0, or from 0.01 to 100, got inf"),
-        (["--watermark", "nan"], "watermark must be at least 0 and below 1, got nan"),
+        (["--watermark", "nan"], "watermark must be at least 0 and below 1, or auto, got nan"),
         (["--watermark-blocks", "8"], "watermark_blocks must be at least 0 and below the 8 blocks of the pool, got 8"),
         (["--max-model-len", "0"], "max_model_len must be an integer of at least 1, got 0"),
         (["--blocks", "3"], "needs 4 blocks of 4 tokens and the pool has 3"),

@@ -8,7 +8,7 @@ from millpond.cli import sweep
 from millpond.cli.app import run
 
 WATERMARK = ["sweep", "watermark"]
-EXAMPLE = "--requests 8 --prompt-tokens 6 --max-tokens 10 --slots 3 --blocks 8 --block-size 4 --reserves 0,1,2,3"
+EXAMPLE = "--requests 8 --prompt-tokens 6 --max-tokens 10 --slots 3 --blocks 8 --block-size 4 --reserves 0,1,2,3,auto"
 
 
 def points(capsys, flags):
@@ -36,7 +36,7 @@ def test_without_flags_it_is_that_example(capsys):
 
 def test_with_json_the_choice_is_said_beside_it(capsys):
     assert run([*WATERMARK, "--json"], {}) == 0
-    assert capsys.readouterr().err.startswith("reserve 3: against reserve 0 it has 4 fewer preemptions")
+    assert capsys.readouterr().err.startswith("reserve auto: against reserve 0 it has 3 fewer preemptions")
 
 
 def test_the_table_has_a_row_for_each_reserve_and_marks_the_chosen_one(capsys):
@@ -47,9 +47,16 @@ def test_the_table_has_a_row_for_each_reserve_and_marks_the_chosen_one(capsys):
         ["0", "4", "4", "38", "152", "23.7%", "8"],
         ["1", "3", "3", "41", "144", "18.8%", "8"],
         ["2", "1", "1", "41", "128", "7.0%", "8"],
-        ["* 3", "0", "0", "41", "120", "0.0%", "8"],
+        ["3", "0", "0", "41", "120", "0.0%", "8"],
+        ["* auto", "1", "1", "38", "128", "7.0%", "8"],
     ]
-    assert out.splitlines()[-1].startswith("reserve 3: ")
+    assert "reserve auto: " in out
+
+
+def test_auto_stands_where_it_is_named_and_is_the_reserve_that_chooses_itself(capsys):
+    auto, fixed = points(capsys, "--reserves auto,2")
+    assert (auto["watermark_blocks"], auto["preemptions"], auto["iterations"]) == ("auto", 1, 38)
+    assert fixed["watermark_blocks"] == 2
 
 
 def test_the_counter_case(capsys):
@@ -99,6 +106,7 @@ def test_a_trace_brings_its_requests_and_their_times(capsys, trace):
     ("flags", "code", "message"),
     [
         ("--reserves 0,8", 1, "a reserve of 8 blocks (--reserves) cannot be held by a pool of 8 (--blocks)"),
+        ("--reserves auto,auto", 1, "the reserve auto is named 2 times (--reserves)"),
         ("--reserves 1,1", 1, "the reserve 1 is named 2 times (--reserves)"),
         ("--reserves=", 1, "name at least one (--reserves 0,1,2)"),
         ("--reserves=-1", 2, "'--reserves': '-1' holds a number below 0"),
@@ -125,7 +133,30 @@ def test_bad_input_is_refused_in_one_line_that_names_the_option(capsys, flags, c
 def test_a_picture_is_written_beside_the_table(capsys, tmp_path):
     assert run([*WATERMARK, "--plot", str(tmp_path / "a.svg")], {}) == 0
     assert "<!-- with the waiver -->" in (tmp_path / "a.svg").read_text()
-    assert "reserve 3" in capsys.readouterr().out
+    assert "reserve auto" in capsys.readouterr().out
+
+
+CONTEST = ["sweep", "reserve", "--requests", "30", "--seeds", "1"]
+
+
+def test_the_reserve_that_chooses_itself_against_every_fixed_one(capsys):
+    assert run([*CONTEST, "--kinds", "equal,bursts", "--json"], {}) == 0
+    equal, bursts = json.loads(capsys.readouterr().out)
+    assert (equal["kind"], bursts["kind"]) == ("equal", "bursts")
+    assert equal["fixed_work"][str(equal["best_reserve"])] == min(equal["fixed_work"].values())
+    assert equal["difference"] == round(equal["auto_work"] / min(equal["fixed_work"].values()) - 1, 4)
+
+
+def test_their_table_has_a_row_for_each_kind_of_traffic(capsys):
+    assert run([*CONTEST, "--kinds", "bursts"], {}) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert [row.strip("│ ").split()[0] for row in rows] == ["bursts"]
+
+
+@pytest.mark.parametrize(("kinds", "message"), [("x", "'x' is none of bursts, shift"), ("", "name at least one of")])
+def test_kinds_of_traffic_that_there_are_not_are_refused(capsys, kinds, message):
+    assert run([*CONTEST, f"--kinds={kinds}"], {}) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_without_a_subcommand_it_prints_its_help(capsys):

@@ -49,6 +49,31 @@ def test_blocks_that_were_never_used_are_handed_out_in_order():
     assert (pool.allocate(2), pool.allocate(2)) == ([0, 1], [2, 3])
 
 
+def test_who_grows_gets_the_block_after_its_own():
+    pool = BlockPool(24)
+    pool.allocate(10)
+    pool.release([3, 4])
+    assert pool.allocate(3, after=2) == [3, 4, 16]
+    assert pool.allocate(1, after=9) == [10]
+
+
+def test_a_newcomer_gets_blocks_in_a_row_that_are_all_free_the_last_freed_first():
+    pool = BlockPool(30)
+    first, second, third = (pool.allocate(each) for each in (3, 8, 9))
+    assert (first, second, third) == ([0, 1, 2], [*range(8, 16)], [*range(16, 25)])
+    pool.release(second)
+    assert pool.allocate(10) == [*second, 3, 4]
+    assert pool.free_block_ids == (5, 6, 7, 25, 26, 27, 28, 29)
+
+
+def test_findable_blocks_that_are_taken_together_come_in_their_order_in_memory():
+    cache = Findable(range(4))
+    pool = BlockPool(4, cache)
+    pool.release(pool.allocate(4))
+    assert pool.allocate(3) == [1, 2, 3]
+    assert cache == {0}
+
+
 def test_releasing_a_free_block_names_it():
     pool = BlockPool(3)
     pool.allocate(1)

@@ -33,7 +33,19 @@ CACHE_CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", [*CASES, *DRAFT_CASES, *CACHE_CASES], ids=str)
+POLICY_CASES = [
+    Case(2, 1, 2, 1, 2, 2, policy="priority"),
+    Case(3, 1, 2, 0, 2, 2, policy="priority"),
+    Case(2, 2, 2, 1, 3, 2, policy="priority"),
+    Case(2, 1, 2, 0, None, 2, most_drafts=1, policy="priority"),
+    Case(2, 1, 2, 0, None, 2, prefix_cache=True, policy="priority"),
+    Case(2, 1, 2, 0, None, 2, policy="fair"),
+    Case(3, 1, 2, 1, 2, 2, policy="fair"),
+    Case(2, 1, 2, 0, None, 2, most_drafts=1, policy="fair"),
+]
+
+
+@pytest.mark.parametrize("case", [*CASES, *DRAFT_CASES, *CACHE_CASES, *POLICY_CASES], ids=str)
 def test_every_reachable_state_keeps_the_invariants_and_drains(case):
     explored = Explorer([case]).run()
     assert explored.finding is None

@@ -161,7 +161,7 @@ class TestInv5Progress:
     def test_a_step_that_does_nothing_while_requests_wait(self, monkeypatch):
         loop = Loop(make_scheduler())
         loop.add(make_request("a"))
-        monkeypatch.setattr(loop.scheduler, "_admit", lambda budget: ())
+        monkeypatch.setattr(loop.scheduler, "_admit", lambda budget: ((), ()))
         with named(5, "step 0 has 1 unfinished and 0 tokens or releases"):
             loop.step()
 
@@ -193,8 +193,8 @@ class TestInv6NoTokenIsLost:
         assert (b.num_preemptions, loop.scheduler.num_running) == (1, 0)
         start = loop.scheduler._start
 
-        def keep(request, need, found):
-            start(request, need, found)
+        def keep(request, need, found, fetched):
+            start(request, need, found, fetched)
             request.num_computed_tokens = 4
 
         monkeypatch.setattr(loop.scheduler, "_start", keep)
@@ -250,14 +250,14 @@ class TestInv7EverybodyEnds:
             return admitted
 
         monkeypatch.setattr(scheduler, "_admit", admit_b_first)
-        with named(7, r"the oldest request a stands still, step 0 runs \['b'\]"):
+        with named(7, r"the first request a stands still, step 0 runs \['b'\]"):
             loop.step()
 
     def test_an_oldest_request_that_is_preempted_although_it_goes_on(self, loop):
         scheduler = loop.scheduler
         grow = scheduler._grow
         scheduler._grow = lambda: (*grow(), *(scheduler._preempt(request) for request in scheduler.running[::-1]))
-        with named(7, "the oldest request a was preempted in step 1"):
+        with named(7, "the first request a was preempted in step 1"):
             loop.step()
 
 
@@ -371,8 +371,8 @@ class TestInv10WhatCanBeFoundIsRight:
     def test_a_start_that_is_not_at_a_block(self, cached, monkeypatch):
         start = cached.scheduler._start
 
-        def further(request, need, found):
-            start(request, need, found)
+        def further(request, need, found, fetched):
+            start(request, need, found, fetched)
             request.num_computed_tokens += 1
 
         monkeypatch.setattr(cached.scheduler, "_start", further)

@@ -156,7 +156,7 @@ class ForgetsWhatIsFree(Scheduler):
     def _give_back(self, request):
         super()._give_back(request)
         while self.pool._findable:
-            self.pool._free[self.pool._evict()] = None
+            self.pool._put(self.pool._evict())
 
 
 @pytest.mark.parametrize("kind", [PublishesNothing, WaitsForNobody, ForgetsWhatIsFree])

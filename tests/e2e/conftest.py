@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.real import SETTINGS, Ask, Got, drive, engine_over
+from e2e.real import SETTINGS
 from millpond import LLM, SamplingParams
 from millpond.engine.engine import Engine
+from millpond.lab.asking import Ask, Got, drive
+from millpond.lab.fresh_engine import engine_over
 from reference import golden
 
 

@@ -7,8 +7,12 @@ import random
 
 import pytest
 
-from e2e.real import Ask, Got, assert_nothing_is_left, drive, engine_over
+from e2e.real import assert_nothing_is_left
+from millpond.build import build_engine
 from millpond.core.request import FinishReason, SamplingParams
+from millpond.lab.asking import Ask, Got, drive
+from millpond.lab.determinism import CONDITIONS, Determinism, Plan
+from millpond.lab.fresh_engine import engine_over
 from reference import golden
 
 pytestmark = pytest.mark.slow
@@ -128,3 +132,19 @@ def test_prompts_that_end_at_the_edges_of_blocks_get_the_same_tokens_alone_in_a_
 def test_two_threads_give_the_tokens_of_one(eight, alone, two_threads):
     assert two_threads.config.threads == 2
     assert drive(engine_over(two_threads), eight) == alone
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_requests_of_every_kind_get_the_same_bits_under_every_condition(kv_dtype):
+    """What `millpond verify determinism` does, in the smallest size; then two threads, held to the answers of one."""
+    plan = Plan(num_requests=16, slots=8, prompt_tokens=64, max_tokens=10)
+    one = Determinism(build_engine("smollm2", plan.config(threads=1, kv_dtype=kv_dtype)), plan)
+    rows = one.run(tuple(CONDITIONS))
+    assert [(row.condition, row.verdict, row.difference) for row in rows if row.verdict != "same"] == []
+    assert len(rows) == 1 + len(CONDITIONS) + 1
+    assert sum(row.num_tokens for row in rows) > 1000
+    two = Determinism(build_engine("smollm2", plan.config(threads=2, kv_dtype=kv_dtype)), plan, one.reference)
+    assert [(row.condition, row.verdict) for row in two.run(("everything",))] == [
+        ("alone", "same"),
+        ("everything", "same"),
+    ]

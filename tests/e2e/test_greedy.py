@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from e2e.real import KV_MEMORY, SETTINGS, Ask, drive, engine_over, millpond
+from e2e.real import KV_MEMORY, SETTINGS, millpond
 from millpond import LLM, SamplingParams
+from millpond.lab.asking import Ask, drive
+from millpond.lab.fresh_engine import engine_over
 from reference import golden
 
 pytestmark = pytest.mark.slow

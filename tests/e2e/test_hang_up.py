@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from e2e.real import Recorder, assert_nothing_is_left, engine_over
+from e2e.real import Recorder, assert_nothing_is_left
 from millpond.engine.async_engine import AsyncEngine
+from millpond.lab.fresh_engine import engine_over
 from tiny_engine import GatedRunner, run
 from tiny_server import HandDriven, app_over
 

@@ -7,8 +7,9 @@ import asyncio
 import openai
 import pytest
 
-from e2e.real import Recorder, assert_nothing_is_left, engine_over
+from e2e.real import Recorder, assert_nothing_is_left
 from millpond.core.request import SamplingParams
+from millpond.lab.fresh_engine import engine_over
 from tiny_server import listening
 
 pytestmark = pytest.mark.slow
@@ -138,7 +139,7 @@ def test_eight_at_once_over_http_get_the_tokens_they_get_alone(url, engine, eigh
 
     async def ask(client, name):
         fields = eight[name].body()
-        extra = {field: fields.pop(field) for field in ("top_k", "repetition_penalty", "ignore_eos")}
+        extra = {field: fields.pop(field) for field in fields.keys() & {"top_k", "repetition_penalty", "ignore_eos"}}
         if name in ("chat", "story", "long"):
             stream = await client.completions.create(model="smollm2", **fields, extra_body=extra, stream=True)
             chunks = [chunk async for chunk in stream]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.real import Ask, drive, engine_over
 from millpond.core.request import SamplingParams
 from millpond.core.speculation import PromptLookup, StepLoad
+from millpond.lab.asking import Ask, drive
+from millpond.lab.fresh_engine import engine_over
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,8 @@ import numpy as np
 import openai
 import pytest
 
-from e2e.real import assert_nothing_is_left, engine_over
+from e2e.real import assert_nothing_is_left
+from millpond.lab.fresh_engine import engine_over
 from tiny_server import listening
 
 pytestmark = pytest.mark.slow

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.real import Ask, assert_nothing_is_left, drive, engine_over
+from e2e.real import assert_nothing_is_left
 from millpond.core.request import FinishReason, SamplingParams
 from millpond.errors import InvalidRequestError
+from millpond.lab.asking import Ask, drive
+from millpond.lab.fresh_engine import engine_over
 from reference import golden
 
 pytestmark = pytest.mark.slow

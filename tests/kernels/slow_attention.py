@@ -1,12 +1,12 @@
 """8-bit keys, values and queries as attention_int8.py draws them, slow and plain: codes and scales in numpy, read and
-written byte by byte."""
+written byte by byte. The codes of a block and the room for its scales are one array here."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.kernels.attention_int8 import key_bytes, query_bytes, value_bytes
+from millpond.kernels.attention_int8 import code_bytes, query_bytes, scale_bytes
 from millpond.kernels.pack import round_to_bf16
 
 BLOCK = 16
@@ -52,26 +52,31 @@ def held_values(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return codes * scales[..., None]
 
 
+def block_bytes(dim: int) -> int:
+    """Of the keys or the values of one head in a block."""
+    return code_bytes(dim) + scale_bytes(dim)
+
+
 def key_block(codes: Codes, scales: Scales) -> NDArray[np.uint8]:
     """A block of one head: codes [16, head_dim], scales [16, head_dim / 16] that bfloat16 holds."""
     dim = codes.shape[1]
-    block, places = np.zeros(key_bytes(dim), np.uint8), range(BLOCK)
+    block, places = np.zeros(block_bytes(dim), np.uint8), range(BLOCK)
     halves = round_to_bf16(np.ascontiguousarray(scales.T)).view(np.uint8)
     for d in range(dim):
         for position in places:
             block[d // 4 * 64 + position * 4 + d % 4] = codes[position, d] + 128
-    block[BLOCK * dim :] = halves.ravel()
+    block[BLOCK * dim :][: halves.size] = halves.ravel()
     return block
 
 
 def value_block(codes: Codes, scales: Scales) -> NDArray[np.uint8]:
     """A block of one head: codes [16, head_dim], scales [16]."""
     dim = codes.shape[1]
-    block = np.zeros(value_bytes(dim), np.uint8)
+    block = np.zeros(block_bytes(dim), np.uint8)
     for d in range(dim):
         for position in range(BLOCK):
-            block[position // 4 * 4 * dim + d * 4 + position % 4] = codes[position, d] & 0xFF
-    block[BLOCK * dim :] = scales.astype(np.float32).view(np.uint8)
+            block[d // 16 * 256 + position // 4 * 64 + d % 16 * 4 + position % 4] = codes[position, d] & 0xFF
+    block[BLOCK * dim :][: 4 * BLOCK] = scales.astype(np.float32).view(np.uint8)
     return block
 
 

@@ -8,7 +8,7 @@ import pytest
 from kernels import slow_attention
 from kernels.emit import RUNNABLE_ISAS
 from millpond.kernels.attention import BLOCK, GROUP_TOKENS, attend
-from millpond.kernels.attention_int8 import key_bytes, value_bytes
+from millpond.kernels.attention_int8 import code_bytes, scale_bytes
 from millpond.kernels.matmul import F32_WEIGHTS
 from millpond.kernels.pack import round_to_bf16
 from millpond.kernels.pointwise import write_key, write_value
@@ -62,7 +62,7 @@ class Sequence:
         self.q = rng.standard_normal((positions, kv_heads, heads_per_kv, head_dim)).astype(np.float32)
         blocks = -(-positions // BLOCK)
         self.table = rng.permutation(2 * blocks)[:blocks].astype(np.int64)
-        self.keys, self.values = self.new_cache(2 * blocks, kv_heads, leftovers)
+        self.keys, self.values, self.key_scales, self.value_scales = self.new_cache(2 * blocks, kv_heads, leftovers)
         for position in range(positions):
             self.put(position, cleared=BLOCK - 1 - position % BLOCK if position == positions - 1 else 0)
 
@@ -70,20 +70,22 @@ class Sequence:
         if self.kind is INT8:
             bits = np.float32(leftovers).view(np.uint32) | (0xFFFF if np.isnan(leftovers) else 0)
             fill = np.frombuffer(bits.tobytes(), np.uint8)
-            sizes = key_bytes(self.head_dim), value_bytes(self.head_dim)
-            return (np.resize(fill, (blocks, kv_heads, size)) for size in sizes)
+            sizes = [code_bytes(self.head_dim)] * 2 + [scale_bytes(self.head_dim)] * 2
+            return [np.resize(fill, (blocks, kv_heads, size)) for size in sizes]
         shapes = {
             BF16: ((self.head_dim // 2, BLOCK, 2), (BLOCK // 2, self.head_dim, 2)),
             FLOAT32: ((self.head_dim, BLOCK), (BLOCK, self.head_dim)),
         }
         fill = round_to_bf16(np.full(1, leftovers, np.float32))[0] if self.kind is BF16 else np.float32(leftovers)
-        return (np.full((blocks, kv_heads, *shape), fill, self.kind) for shape in shapes[self.kind])
+        none = [np.empty((blocks, kv_heads, 0), np.uint8)] * 2
+        return [np.full((blocks, kv_heads, *shape), fill, self.kind) for shape in shapes[self.kind]] + none
 
     def put(self, position, cleared):
         block, offset = self.table[position // BLOCK], position % BLOCK
         for head in range(self.k.shape[1]):
-            write_key(self.k[position, head], self.keys[block, head], offset)
-            write_value(self.v[position, head], self.values[block, head], offset, cleared)
+            write_key(self.k[position, head], self.keys[block, head], self.key_scales[block, head], offset)
+            value_scales = self.value_scales[block, head]
+            write_value(self.v[position, head], self.values[block, head], value_scales, offset, cleared)
 
     def attend(self, isa, first, count, head=1, window=0, cap=0.0):
         """Attention of the tokens at positions first .. first + count - 1 as one group: [count, heads_per_kv, dim]."""
@@ -94,9 +96,9 @@ class Sequence:
         out = room[: -self.head_dim].reshape(count, self.heads_per_kv, self.head_dim)
         scores, factors = np.full((rows, blocks * BLOCK), np.nan, np.float32), np.full(rows, np.nan, np.float32)
         attend(
-            tiles, self.keys, self.values, head, rows, self.heads_per_kv, first + 1, self.table,
-            q.ctypes.data, q.nbytes // rows, out.ctypes.data, self.head_dim, np.float32(self.head_dim**-0.5), window,
-            np.float32(cap), scores, factors,
+            tiles, self.keys, self.values, self.key_scales, self.value_scales, head, rows, self.heads_per_kv, first + 1,
+            self.table, q.ctypes.data, q.nbytes // rows, out.ctypes.data, self.head_dim,
+            np.float32(self.head_dim**-0.5), window, np.float32(cap), scores, factors,
         )  # fmt: skip
         assert (room[-self.head_dim :] == GUARD).all(), "written beyond the last row"
         return out
@@ -241,7 +243,7 @@ def test_writing_a_value_clears_as_many_positions_after_it_as_it_is_told(kind, o
     leftover = 0x7FC0 if kind is BF16 else np.nan
     shape = (BLOCK // 2, 32, 2) if kind is BF16 else (BLOCK, 32)
     block = np.full(shape, leftover, kind)
-    write_value(np.ones(32, np.float32), block, offset, cleared)
+    write_value(np.ones(32, np.float32), block, np.empty(0, np.uint8), offset, cleared)
     rows = block.transpose(0, 2, 1).reshape(BLOCK, 32) if kind is BF16 else block
     one = 0x3F80 if kind is BF16 else 1.0
     expected = np.full((BLOCK, 32), leftover, kind)

@@ -9,11 +9,12 @@ from numba import njit
 
 from kernels import slow_attention as slow
 from kernels.emit import RUNNABLE_ISAS
-from millpond.kernels.attention_int8 import P_BYTES, key_bytes, query_bytes, value_bytes
+from millpond.kernels.attention_int8 import P_BYTES, query_bytes
 from millpond.kernels.attention_int8 import quantise_query as quantise_query_at
 from millpond.kernels.link import call
 from millpond.kernels.matmul import F32_WEIGHTS
-from millpond.kernels.pointwise import write_key, write_value
+from millpond.kernels.pointwise import write_key as write_key_at
+from millpond.kernels.pointwise import write_value as write_value_at
 from millpond.kernels.simd import address
 from millpond.kernels.tiles import load_tiles
 
@@ -37,19 +38,31 @@ def quantise_query(x, target):
     quantise_query_at(address(x), address(target), x.size)
 
 
+@njit(nogil=True)
+def write_key(x, block, offset):
+    """block: its codes and the room for its scales, as slow_attention.py has them."""
+    write_key_at(x, block[: BLOCK * x.size], block[BLOCK * x.size :], offset)
+
+
+@njit(nogil=True)
+def write_value(x, block, offset, cleared):
+    write_value_at(x, block[: BLOCK * x.size], block[BLOCK * x.size :], offset, cleared)
+
+
 @njit
 def score(tiles, q, k, scores, scale, dim):
     rows, row_bytes = q.shape[0], scores.strides[0]
     call(
-        tiles.score[rows], 0, 0, rows, address(q), q.strides[0], address(k), address(scores), row_bytes, scale, dim
+        tiles.score[rows], 0, 0, rows, address(q), q.strides[0], address(k), address(k) + BLOCK * dim, address(scores),
+        row_bytes, scale, dim,
     )  # fmt: skip
 
 
 @njit
 def softmax(tiles, scores, length, blocks, table, values, dim, factor):
     call(
-        tiles.softmax[0], 0, 0, 0, address(scores), length, blocks, address(table), address(values),
-        values.strides[0], dim, address(factor),
+        tiles.softmax[0], 0, 0, 0, address(scores), length, blocks, address(table), address(values) + BLOCK * dim,
+        values.strides[0], address(factor),
     )  # fmt: skip
 
 
@@ -57,7 +70,7 @@ def softmax(tiles, scores, length, blocks, table, values, dim, factor):
 def value(tiles, vectors, p, table, values, factors, out, dim, first):
     call(
         tiles.value[p.shape[0], vectors], 0, 0, p.shape[0], vectors, address(p), p.strides[0], address(table),
-        table.size, address(values) + 4 * first, values.strides[0], address(factors), address(out) + 4 * first,
+        table.size, address(values) + BLOCK * first, values.strides[0], address(factors), address(out) + 4 * first,
         out.strides[0], dim,
     )  # fmt: skip
 
@@ -114,7 +127,8 @@ def test_a_query_is_codes_with_the_scale_and_the_sum_of_every_16(dim):
 @pytest.mark.parametrize("order", [range(BLOCK), range(BLOCK - 1, -1, -1)], ids=["forwards", "backwards"])
 def test_keys_and_values_lie_where_they_are_drawn_whatever_the_order_they_came_in(dim, order):
     k, v = rows_of_every_sort(dim, seed=1), rows_of_every_sort(dim, seed=2)
-    keys, values = (np.full(size(dim) + 1, GUARD, np.uint8) for size in (key_bytes, value_bytes))
+    keys, values = np.zeros((2, slow.block_bytes(dim) + 1), np.uint8)
+    keys[-1] = values[-1] = GUARD
     for offset in order:
         write_key(k[offset], keys[:-1], offset)
         write_value(v[offset], values[:-1], offset, 0)
@@ -127,7 +141,7 @@ def test_keys_and_values_lie_where_they_are_drawn_whatever_the_order_they_came_i
 @pytest.mark.parametrize(("offset", "cleared"), [(0, 0), (0, 15), (6, 9), (15, 0)])
 def test_a_position_is_written_and_no_byte_of_another_is_touched_or_cleared(dim, offset, cleared):
     x = rows_of_every_sort(dim)[7]
-    keys, values = ([np.full(size(dim), fill, np.uint8) for fill in (0, 0xFF)] for size in (key_bytes, value_bytes))
+    keys, values = np.repeat(np.array([[0, 0xFF]] * 2, np.uint8)[..., None], slow.block_bytes(dim), axis=2)
     for key_block, own_values in zip(keys, values, strict=True):
         write_key(x, key_block, offset)
         write_value(x, own_values, offset, cleared)
@@ -146,12 +160,12 @@ def test_what_is_not_finite_makes_its_scale_not_a_number_and_no_other(dim, bad):
     quantise_query(x, query)
     scales = query[dim:].view(np.float32)[::2]
     assert np.isnan(scales).tolist() == [True] + [False] * (dim // 16 - 1)
-    keys, values = np.zeros(key_bytes(dim), np.uint8), np.zeros(value_bytes(dim), np.uint8)
+    keys, values = np.zeros((2, slow.block_bytes(dim)), np.uint8)
     write_key(x, keys, 5)
     write_value(x, values, 5, 0)
-    scales = slow.widened(keys[BLOCK * dim :].view(np.uint16)).reshape(-1, BLOCK)
+    scales = slow.widened(keys[BLOCK * dim :][: 2 * dim].view(np.uint16)).reshape(-1, BLOCK)
     assert np.argwhere(np.isnan(scales)).tolist() == [[0, 5]]
-    assert np.flatnonzero(np.isnan(values[BLOCK * dim :].view(np.float32))).tolist() == [5]
+    assert np.flatnonzero(np.isnan(values[BLOCK * dim :][: 4 * BLOCK].view(np.float32))).tolist() == [5]
 
 
 @njit(nogil=True)
@@ -184,7 +198,7 @@ def own_bytes(write, rows, num_bytes):
 def test_two_threads_write_positions_side_by_side_and_neither_loses_a_byte():
     """The threads meet seldom: a write of a byte by way of its neighbours loses one in a few 100,000 turns."""
     dim, jobs, lost = 64, [], []
-    keys, values = np.zeros(key_bytes(dim), np.uint8), np.zeros(value_bytes(dim), np.uint8)
+    keys, values = np.zeros((2, slow.block_bytes(dim)), np.uint8)
     for offset in (4, 5):
         rows = np.random.default_rng(offset).standard_normal((2, dim)).astype(np.float32)
         own_keys = own_bytes(lambda x, block, offset=offset: write_key(x, block, offset), rows, keys.size)
@@ -238,7 +252,7 @@ def probabilities(row, blocks):
 def test_a_probability_times_its_values_scale_is_a_code_and_its_blocks_scale(dim, length, blocks):
     rng = np.random.default_rng(length)
     table = rng.permutation(2 * blocks)[:blocks]
-    values = np.full((2 * blocks, value_bytes(dim)), 0xFF, np.uint8)  # scales that are not numbers
+    values = np.full((2 * blocks, slow.block_bytes(dim)), 0xFF, np.uint8)  # scales that are not numbers
     v_scales = rng.uniform(0.001, 0.1, blocks * BLOCK).astype(np.float32)
     for position in range(length):
         block = values[table[position // BLOCK], BLOCK * dim :].view(np.float32)

@@ -5,8 +5,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-from numba import njit, types
-from numba.extending import intrinsic
 
 from kernels import slow_linear
 from kernels.emit import RUNNABLE_ISAS
@@ -14,7 +12,6 @@ from millpond.kernels.matmul import (
     ADDS,
     BF16,
     DESCRIPTOR_SIZE,
-    ERRAND_SIZE,
     F32_WEIGHTS,
     GROUP,
     HALF,
@@ -22,38 +19,17 @@ from millpond.kernels.matmul import (
     OUTLIER_COUNT,
     OUTLIERS,
     ROW_BLOCK,
-    ROWS,
     U4,
     U8,
     U8_BYTES,
     input_stride,
     linear,
-    part_of,
     rows_at_once,
-    set_errand,
 )
 from millpond.kernels.pack import pack_affine, pack_float, padded, round_to_bf16, unpack
 from millpond.kernels.pointwise import prepare
-from millpond.kernels.simd import Ir
 from millpond.kernels.threads import new_sync
 from millpond.kernels.tiles import load_tiles
-
-
-@intrinsic
-def emit_part(typingctx, errand, index, out):
-    def codegen(context, builder, signature, args):
-        ir, (errand, index, out) = Ir(builder), args
-        for i, value in enumerate(part_of(ir, errand, index)):
-            ir.store(value, out, 8 * i)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 3), codegen
-
-
-@njit
-def part(errand, index, out):
-    emit_part(errand, index, out)
-
 
 INTEGERS = {"U4": U4, "U8": U8}
 KINDS = {**INTEGERS, "BF16": BF16, "F32": F32_WEIGHTS}
@@ -130,16 +106,13 @@ class Prepared:
 def run(isa, layer, prepared, rows, *, add=0, start=0.0, team=1) -> np.ndarray:
     """linear() over the first `rows` prepared rows, by `team` threads at once: float32, the columns of whole tiles."""
     outputs = np.full((rows, padded(COLUMNS)), start, np.float32)
-    sync, tiles, calls = new_sync(team), tiles_for(isa), []
+    sync, tiles = new_sync(team), tiles_for(isa)
     layer = layer.copy()
     layer[ADDS] = add
 
     def work(thread):
         scratch = np.zeros(DEPTH // GROUP * U8_BYTES, np.uint8)
-        errand, runs = np.zeros(ERRAND_SIZE, np.int64), np.arange(2)
-        set_errand(errand, outputs.ctypes.data, 64 * 5, 64 * 5, runs.ctypes.data, len(runs), 7)
-        inputs, sums = prepared.inputs, prepared.sums
-        calls.append(linear(tiles, sync, thread, layer, rows, inputs, sums, outputs, scratch, errand, 0))
+        linear(tiles, sync, thread, layer, rows, prepared.inputs, prepared.sums, outputs, scratch)
 
     workers = [threading.Thread(target=work, args=(i,)) for i in range(1, team)]
     for worker in workers:
@@ -148,7 +121,6 @@ def run(isa, layer, prepared, rows, *, add=0, start=0.0, team=1) -> np.ndarray:
     for worker in workers:
         worker.join()
     assert sync[0, 0] == padded(COLUMNS) // 48 * -(-rows // rows_at_once(rows, team)), "items done"
-    assert sum(calls) == padded(COLUMNS) // 48 * -(-rows // ROWS), "calls of a tile"
     return outputs
 
 
@@ -309,37 +281,3 @@ def test_a_channel_taken_out_spares_its_group_the_coarse_scale(isa, kind):
     coarse = error(descriptor_of(kind), weights)
     weights[:, OUTLIER_CHANNELS] = outlier_weights(kind)[:COLUMNS]
     assert error(layer, weights) < coarse / 20
-
-
-def parts_of(runs, stride, size, calls, indices) -> list[tuple[int, int]]:
-    """Address and number of the cache lines that each of the calls fetches, for runs of memory from 4096 on."""
-    errand = np.zeros(ERRAND_SIZE, np.int64)
-    set_errand(errand, 4096, stride, size, runs.ctypes.data, len(runs), calls)
-    out = np.zeros(2, np.int64)
-    parts = []
-    for index in indices:
-        part(errand.ctypes.data, index, out.ctypes.data)
-        parts.append((int(out[0]), int(out[1])))
-    return parts
-
-
-@pytest.mark.parametrize("apart", [1, 30])
-@pytest.mark.parametrize(("runs", "lines", "calls"), [(5, 12, 40), (5, 12, 5), (7, 3, 100), (1, 64, 64), (3, 10, 11)])
-def test_an_errand_fetches_every_line_of_every_run_in_its_calls(runs, lines, calls, apart):
-    numbers, stride, fetched = np.arange(runs) * 3 + 1, apart * lines * 64, set()
-    for start, count in parts_of(numbers, stride, lines * 64, calls, range(calls)):
-        fetched |= set(range(start, start + 64 * count, 64))
-    wanted = {4096 + run * stride + line * 64 for run in numbers.tolist() for line in range(lines)}
-    assert wanted <= fetched
-    assert len(fetched - wanted) < runs * max(1, calls // runs)
-
-
-@pytest.mark.parametrize(("runs", "calls", "index"), [(0, 10, 0), (2, 2, 2), (2, 2, 500)])
-def test_an_errand_of_nothing_or_beyond_its_end_fetches_nothing(runs, calls, index):
-    assert parts_of(np.arange(runs), 640, 640, calls, [index])[0][1] == 0
-
-
-def test_an_errand_that_was_never_set_fetches_nothing():
-    errand, out = np.zeros(ERRAND_SIZE, np.int64), np.ones(2, np.int64)
-    part(errand.ctypes.data, 3, out.ctypes.data)
-    assert out[1] == 0

@@ -36,6 +36,8 @@ def keys_by_brute_force(case, most_actions):
         (Case(2, 1, 1, 1, None, 1, most_drafts=1), 7),
         (Case(2, 1, 1, 0, None, 1, prefix_cache=True), 6),
         (Case(1, 2, 1, 0, 1, 1, prefix_cache=True), 8),
+        (Case(2, 1, 1, 0, None, 2, policy="priority"), 5),
+        (Case(2, 1, 2, 0, None, 2, policy="fair"), 4),
     ],
     ids=str,
 )
@@ -82,7 +84,7 @@ def test_a_bound_on_the_actions_ends_the_search_in_front_of_a_finding():
 
 def test_the_shortest_trace_of_all_cases_is_found_whichever_comes_first():
     class StuckAtThree(Scheduler):
-        def _reserve(self, need):
+        def _reserve(self, head, need, taken):
             return 9 if need == 3 else 0
 
     roomy, tight = Case(4, 1, 1, 0, None, 1, longest_prompt=1), Case(4, 1, 1, 0, None, 1)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from millpond.core.scheduler import Scheduler
 from millpond.errors import ConfigError
 from millpond.lab import proof as proof_module
-from millpond.lab.explorer import Finding
+from millpond.lab.explorer import Explorer, Finding
 from millpond.lab.faults import FAULTS, SHARING_FAULTS, PlantedFault, WithoutWaiver
 from millpond.lab.proof import MOST, Bounds, as_json, find, num_cases, prove
 from millpond.lab.story import tell
@@ -32,6 +34,34 @@ def test_the_scheduler_holds_within_small_bounds_and_each_pool_drains_in_its_tim
     assert len(names) == num_cases(SMALL) == sum(row.num_cases for row in proof.rows)
     assert proof.num_states == sum(row.num_states for row in proof.rows) > 3_000
     assert proof.num_transitions == sum(row.num_transitions for row in proof.rows) > 4 * proof.num_states
+
+
+ANY_RESERVE = replace(SMALL, any_reserve=True)
+
+
+def test_the_rules_hold_whatever_a_reserve_chooses_and_that_covers_every_fixed_one():
+    proof = prove(ANY_RESERVE, quiet)
+    assert proof.finding is None
+    assert [row.longest_drain for row in proof.rows] == [2 * row.num_blocks * row.block_size + 1 for row in proof.rows]
+    sizes = {"num_blocks": 3, "block_size": 1, "slots": 2, "budget": None, "most_unfinished": 2}
+    at_will = Explorer([Case(**sizes, reserve=0, any_reserve=True)])
+    assert at_will.run().finding is None
+    for reserve in range(3):
+        fixed = Explorer([Case(**sizes, reserve=reserve)])
+        fixed.run()
+        assert fixed.keys() <= at_will.keys()
+
+
+def test_a_reserve_that_could_hold_back_for_ever_is_found():
+    class Lawless(Scheduler):
+        def _reserve(self, head, need, taken):
+            reserve = self.reserve.choose(head, need, taken, self.pool.num_free, self.running)
+            return reserve + (reserve > 0)
+
+    found = prove(ANY_RESERVE, quiet, Lawless).finding
+    assert found.case.any_reserve
+    assert as_json(found)["case"] == "2 blocks of 1, 1 slot, any reserve, 2 requests"
+    assert found.message.startswith("INV-5: ")
 
 
 def test_a_proof_ends_at_the_first_broken_rule():
@@ -63,20 +93,20 @@ STORIES = {
         "its result: a goes on, b goes on",
         "step 2; preempts b; a runs 1 token, holds 3; 1 block free",
         "its result: a stops",
-        "step 3: INV-7: the oldest request b stands still, step 3 runs []",
+        "step 3: INV-7: the first request b stands still, step 3 runs []",
     ],
     "growth-under-watermark": [
         "add a with a prompt of 1 token",
         "step 0; admits a; a runs 1 token, holds 1; 1 block free",
         "its result: a goes on",
-        "step 1: INV-7: the oldest request a was preempted in step 1",
+        "step 1: INV-7: the first request a was preempted in step 1",
     ],
     "oldest-as-victim": [
         "add a with a prompt of 1 token",
         "add b with a prompt of 1 token",
         "step 0; admits a, b; a runs 1 token, holds 1; b runs 1 token, holds 1; 0 blocks free",
         "its result: a goes on, b goes on",
-        "step 1: INV-7: the oldest request a was preempted in step 1",
+        "step 1: INV-7: the first request a was preempted in step 1",
     ],
     "released-twice": [
         "add a with a prompt of 1 token",

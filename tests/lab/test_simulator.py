@@ -50,6 +50,14 @@ def test_a_request_enters_between_steps_and_waits_from_its_arrival_on():
     assert [each.ttft for each in done.latencies.requests.values()] == [1.0, 1.5]
 
 
+def test_the_reserve_chooses_itself_where_the_settings_say_so():
+    work = [request(0.0, prompt=6, output=10)] * 8
+    tight = {"num_blocks": 8, "watermark_blocks": None}
+    fixed, auto = (simulate(work, config(**tight, watermark=each), A_SECOND).counters for each in (0.0, "auto"))
+    assert (fixed.preemptions, fixed.iterations) == (4, 38)
+    assert (auto.preemptions, auto.iterations) == (1, 38)
+
+
 def test_an_idle_engine_jumps_to_the_next_arrival():
     done = simulate([request(2.0), request(100.0)], config(), A_SECOND)
     assert times(done) == [(3.0, 5.0), (101.0, 103.0)]

@@ -10,7 +10,7 @@ from millpond.lab.batchbench import WatermarkSweep, choose_reserve, sweep_waterm
 from millpond.lab.faults import WithoutWaiver
 from millpond.lab.lengths import Lengths
 from millpond.lab.wall import wall_moments
-from millpond.lab.watermark_plot import CHOSEN, draw_cost, draw_moments, draw_sweep, runs_of
+from millpond.lab.watermark_plot import AUTO_COLOUR, CHOSEN, draw_cost, draw_moments, draw_sweep, runs_of
 
 
 @pytest.fixture
@@ -35,6 +35,19 @@ def test_the_picture_shows_the_three_costs_the_choice_and_the_wall_with_and_with
         assert text.count(f"<!-- {name}") == 1
     for step in (0, 8, 9, 16):
         assert text.count(f"<!-- step {step} -->") == 2
+
+
+def test_auto_is_a_line_and_a_point_of_its_own_and_green_where_it_is_chosen(tmp_path, points):
+    auto = replace(points[2], watermark_blocks="auto", iterations=38)
+    for all_points in ([*points, auto], [auto]):
+        draw_sweep(all_points, *choose_reserve(all_points), tmp_path / "a.svg")
+        text = (tmp_path / "a.svg").read_text()
+        assert text.count("<!-- auto -->") == 3
+        assert "<!-- reserve auto: " in text
+    dull = replace(auto, forward_tokens=1000)
+    draw_sweep([*points, dull], *choose_reserve([*points, dull]), tmp_path / "b.svg")
+    assert (tmp_path / "b.svg").read_text().count(AUTO_COLOUR) >= 6
+    assert AUTO_COLOUR not in text
 
 
 def drawn(points, chosen, value):

@@ -159,6 +159,17 @@ def test_the_largest_reserve_and_the_largest_request_are_taken():
     assert point.completed == 8
 
 
+def test_auto_is_run_beside_the_fixed_ones_and_may_be_chosen():
+    points = sweep_watermarks(sweep_of(), ["auto", 3, 0])
+    assert [point.watermark_blocks for point in points] == ["auto", 3, 0]
+    assert (points[0].preemptions, points[0].iterations, points[0].work) == (1, 38, 128 + 3 * 38)
+    best, why = choose_reserve(points)
+    assert best is points[0]
+    assert why.startswith("reserve auto: against reserve 0 it has 3 fewer preemptions")
+    # Of equals the fixed one.
+    assert choose_reserve([replace(points[1], watermark_blocks="auto"), points[1]])[0] is points[1]
+
+
 class TestChoice:
     def test_a_reserve_that_saves_more_than_it_costs(self):
         best, why = choose_reserve(sweep_watermarks(sweep_of(), [0, 1, 2, 3]))

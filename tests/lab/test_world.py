@@ -131,7 +131,7 @@ def test_a_decision_that_differs_between_two_equal_states_is_seen():
     flips = itertools.count()
 
     class Moody(Scheduler):
-        def _reserve(self, need):
+        def _reserve(self, head, need, taken):
             return next(flips) % 2
 
     world = World.empty(Case(1, 1, 1, 0, None, 1), Moody)

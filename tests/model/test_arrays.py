@@ -7,7 +7,7 @@ import pytest
 
 from millpond.kernels.matmul import ADDS
 from millpond.load.gguf import open_gguf
-from millpond.model.arrays import kv_block_bytes, kv_storage, new_kv_cache, new_weights
+from millpond.model.arrays import block_places, kv_block_bytes, kv_storage, new_kv_cache, new_weights
 from millpond.model.figures import figures_of_gguf
 from millpond.model.forward import DOWN, GATE_UP, OUT, QKV
 from millpond.model.weights import load_weights
@@ -77,20 +77,32 @@ def figures(tmp_path):
 def test_a_block_takes_the_keys_and_values_of_16_positions_of_every_layer_and_head(figures, dtype):
     assert kv_block_bytes(figures, dtype) == 16 * 2 * 2 * HEAD_BYTES[dtype]
     cache = new_kv_cache(figures, 5, dtype)
-    assert cache.keys.nbytes + cache.values.nbytes == 5 * kv_block_bytes(figures, dtype)
+    assert sum(part[:, :1].nbytes for part in cache) == kv_block_bytes(figures, dtype)
     assert cache.keys.dtype == cache.values.dtype == dtype
     assert not cache.keys.any()
     assert not cache.values.any()
 
 
 @every_storage
-def test_a_blocks_keys_and_values_are_one_run_of_memory_layer_after_layer(figures, dtype):
-    keys, values = new_kv_cache(figures, 5, dtype)
-    layer_bytes = kv_block_bytes(figures, dtype) // 2
-    assert keys.strides[:2] == values.strides[:2] == (layer_bytes, 2 * layer_bytes)
-    assert keys[0, 0].nbytes + values[0, 0].nbytes == layer_bytes
-    assert values.ctypes.data - keys.ctypes.data == keys[0, 0].nbytes
-    assert all(part[0, 0].flags.c_contiguous for part in (keys, values))
+def test_every_byte_of_a_cache_is_one_blocks_in_one_layer_and_head(figures, dtype):
+    cache, places = new_kv_cache(figures, 19, dtype), block_places(figures, 19)
+    seen = []
+    for part in cache:
+        for layer, place, head in np.ndindex(part.shape[0], len(places), part.shape[2]):
+            own = part[layer, places[place], head]
+            assert own.flags.c_contiguous
+            seen += range(own.ctypes.data, own.ctypes.data + own.nbytes, 16)
+    assert len(seen) == len(set(seen)) == 19 * kv_block_bytes(figures, dtype) // 16
+
+
+@every_storage
+def test_a_head_finds_the_keys_of_8_blocks_in_a_row_and_then_the_values(figures, dtype):
+    cache, places = new_kv_cache(figures, 19, dtype), block_places(figures, 19)
+    keys, values = cache.keys, cache.values
+    for first in (0, 8):
+        starts = [keys[1, places[block], 1].ctypes.data for block in range(first, first + 8)]
+        starts += [values[1, places[block], 1].ctypes.data for block in range(first, first + 8)]
+        assert set(np.diff(starts)) == {keys[0, 0, 0].nbytes}
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,8 @@ def test_a_ratio_is_that_of_two_runs_of_the_same_round():
 def test_what_is_timed_is_the_layer_times_the_rows(monkeypatch):
     seen = {}
 
-    def repeat(count, tiles, sync, layer, rows, inputs, sums, outputs, scratch, errand):
-        linear(tiles, sync, 0, layer, rows, inputs, sums, outputs, scratch, errand, 0)
+    def repeat(count, tiles, sync, layer, rows, inputs, sums, outputs, scratch):
+        linear(tiles, sync, 0, layer, rows, inputs, sums, outputs, scratch)
         seen[rows] = outputs.copy()
 
     monkeypatch.setattr(bench_isas, "repeat_linear", repeat)

@@ -96,7 +96,7 @@ def test_sequences_share_no_block_and_the_last_token_is_at_the_end_of_the_contex
 def test_the_cache_is_filled_before_it_is_read(path):
     runner = tiny_runner(path, num_blocks=4)
     timer = PhaseTimer(runner, num_blocks=4, block_size=16)
-    assert all(np.all(part != 0) for part in runner._cache)
+    assert all(np.all(part[:, runner._places[:4]] != 0) for part in runner._cache)
     assert timer.kv_position_bytes == kv_block_bytes(runner.config, np.uint16) / 16
 
 

@@ -4,6 +4,8 @@ import random
 
 import pytest
 
+from millpond.build import open_disk
+from millpond.config import EngineConfig
 from millpond.core.request import SamplingParams
 from tiny_llama import write_tiny_llama
 from tiny_runner import TYPES, assert_same_bits, drive, fill_with_leftovers, random_tokens, tiny_runner
@@ -67,3 +69,26 @@ def test_children_share_the_blocks_of_their_prompt_and_each_has_its_own_answer(t
     # The prompt once, and of each other child the 8 tokens of the block that is not full.
     assert scheduler.counters.forward_tokens == 40 + 5 * 8 + 6 * 11
     assert scheduler.counters.iterations == 1 + 12 + 1
+
+
+@pytest.mark.parametrize("types", TYPES.values(), ids=TYPES)
+@pytest.mark.parametrize("block_size", [16, 32])
+def test_what_is_loaded_from_disk_after_a_restart_has_the_same_bits(tmp_path, types, block_size):
+    path = tmp_path / "tiny.gguf"
+    write_tiny_llama(path, types={"*": "Q4_1"}, head_dim=32)
+    sizes = {"block_size": block_size, "num_blocks": 224 // block_size}
+    prompts = random_prompts(block_size, 8)
+    expected, _ = drive(tiny_runner(path, **sizes, **types), prompts, **sizes, sampling=SAMPLINGS["seeded"])
+    loaded = []
+    for _ in range(2):
+        runner = tiny_runner(path, **sizes, **types)
+        fill_with_leftovers(runner)
+        config = EngineConfig(**sizes, **types)
+        disk = open_disk(tmp_path / "prefixes", path, config, runner)
+        settings = {"sampling": SAMPLINGS["seeded"], "prefix_cache": True, "disk": disk}
+        answers, scheduler = drive(runner, prompts, **sizes, **settings)
+        disk.close()
+        for request_id in prompts:
+            assert_same_bits(answers[request_id], expected[request_id])
+        loaded.append(scheduler.counters.disk_hit_tokens)
+    assert loaded[1] >= loaded[0] + 4 * block_size

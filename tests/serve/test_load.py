@@ -10,8 +10,8 @@ import pytest
 from async_helpers import as_the_loop_turns
 from millpond.config import LoadLimits
 from millpond.serve.sse import EventStream
-from tiny_engine import FakeClock, GatedRunner, ids, make_engine, run, steps_of, tokenizer_with
-from tiny_server import HandDriven, app_over, ask, events_of, named_events_of, started
+from tiny_engine import FakeClock, ids, make_engine, run, steps_of, tokenizer_with
+from tiny_server import HandDriven, app_over, ask, events_of, named_events_of, started, turned_away, until, with_gate
 
 PATH = "/v1/completions"
 BODY = {"prompt": "hi", "max_tokens": 3, "ignore_eos": True}
@@ -20,32 +20,6 @@ OTHER_SHAPES = [
     ("/v1/messages", {"messages": CHAT["messages"], "max_tokens": 50}),
     ("/v1/responses", {"input": "hi", "max_output_tokens": 50}),
 ]
-
-
-def with_gate(test, *, load=None, clock=None, **settings):
-    """Run test(client, async_engine, runner) over an engine whose steps it lets through; returns the engine."""
-    engine = make_engine(wrap=GatedRunner, **settings)
-
-    async def started_():
-        async with started(engine, load, clock or FakeClock()) as (async_engine, client):
-            try:
-                await test(client, async_engine, engine.runner)
-            finally:
-                engine.runner.open_for_good()
-
-    run(started_())
-    assert engine.scheduler.requests == {}
-    assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
-    return engine
-
-
-def turned_away(async_engine):
-    return {why: count for why, count in async_engine.metrics.turned_away.items() if count}
-
-
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from disk_stand_in import disk_in
 from millpond import __version__
 from tiny_engine import GatedRunner, make_engine, run
 from tiny_server import ask, started
@@ -172,6 +173,21 @@ def test_what_the_prefix_cache_was_asked_and_what_it_found_are_the_schedulers_co
     assert samples["vllm:prefix_cache_queries_total", "tiny"] == 48
     assert samples["vllm:prefix_cache_hits_total", "tiny"] == 28
     assert samples["millpond_resumed_hit_tokens_total", "tiny"] == counters.resumed_hit_tokens
+
+
+def test_what_the_disk_had_wrote_and_refused_is_counted(tmp_path):
+    scrape(post(prompt="123456789", max_tokens=2), engine=make_engine(disk=disk_in(tmp_path)))
+    paths = sorted(tmp_path.rglob("*.kv"))
+    num_bytes = paths[0].stat().st_size
+    engine = make_engine(disk=disk_in(tmp_path))
+    samples = scrape(post(prompt="123456789", max_tokens=2), engine=engine)
+    assert samples["millpond_disk_bytes", "tiny"] == len(paths) * num_bytes > 0
+    assert samples["millpond_disk_hit_tokens_total", "tiny"] == 8
+    assert samples["millpond_disk_read_bytes_total", "tiny"] == 2 * num_bytes
+    for name in ("written_bytes", "damaged_blocks", "failed_writes", "evicted_blocks"):
+        assert samples[f"millpond_disk_{name}_total", "tiny"] == getattr(engine.scheduler.disk.counters, name)
+    without = scrape(post(), engine=make_engine())
+    assert without["millpond_disk_bytes", "tiny"] == without["millpond_disk_hit_tokens_total", "tiny"] == 0
 
 
 def test_aborts_and_faults_are_counted_as_such(caplog):

@@ -128,7 +128,7 @@ def test_stop_token_ids_are_at_most_a_thousand():
 UNSUPPORTED = {
     "response_format": {"type": "json_object"}, "use_beam_search": True, "best_of": 2,
     "truncate_prompt_tokens": 5, "guided_json": {},
-    "structured_outputs": {}, "priority": 1,
+    "structured_outputs": {}, 
 }  # fmt: skip
 UNSUPPORTED_COMPLETION = {**UNSUPPORTED, "suffix": "x", "max_completion_tokens": 5}
 UNSUPPORTED_CHAT = {

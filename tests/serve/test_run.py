@@ -166,3 +166,5 @@ def test_the_start_up_lines_say_where_the_watermark_reserves_nothing():
     small = make_engine(watermark_blocks=0)
     small.config = replace(small.config, watermark_blocks=None)
     assert "(1% of 64 blocks is less than one)" in startup_lines(small, "http://x", ("tiny",))[-1]
+    small.config = replace(small.config, watermark="auto")
+    assert "reserves what running requests are likely to need (auto)" in startup_lines(small, "http://x", ("tiny",))[-1]

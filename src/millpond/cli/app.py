@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from millpond.cli import bench, chat, doctor, generate, prove, pull, serve, simulate, sweep
+from millpond.cli import bench, chat, doctor, generate, prove, pull, serve, simulate, sweep, top, verify
 from millpond.cli.options import examples
 from millpond.cli.settings import Settings
 from millpond.errors import MillpondError
@@ -37,7 +37,7 @@ def _print_version(wanted: bool) -> None:
     invoke_without_command=True,
     epilog=examples("millpond serve smollm2", 'millpond generate "The capital of France is"', "millpond doctor"),
 )
-def top(
+def root(
     context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     show_version: Annotated[
@@ -59,7 +59,7 @@ def version() -> None:
     )
 
 
-for module in (serve, generate, chat, pull, doctor, bench, simulate, sweep, prove):
+for module in (serve, top, generate, chat, pull, doctor, bench, simulate, sweep, prove, verify):
     module.register(app)
 
 

@@ -11,6 +11,7 @@ import typer
 
 from millpond.cli import (
     bench_batching,
+    bench_fairness,
     bench_isas,
     bench_kernels,
     bench_overhead,
@@ -77,6 +78,7 @@ def register(app: typer.Typer) -> None:
     group.callback(invoke_without_command=True)(bench)
     # \b keeps the lines of the help as they are written.
     group.command("engine", help=HELP.replace("decode  ", "\b\ndecode  ", 1), epilog=EXAMPLES)(engine)
+    bench_fairness.register(group)
     bench_kernels.register(group)
     bench_isas.register(group)
     bench_overhead.register(group)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -20,6 +24,8 @@ from millpond.cli.options import (
     ModelOption,
     Threads,
     examples,
+    format_memory,
+    parse_counts,
 )
 from millpond.cli.settings import Settings
 from millpond.config import EngineConfig
@@ -27,7 +33,11 @@ from millpond.config import EngineConfig
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from millpond.core.disk_prefixes import DiskPrefixes
+    from millpond.engine.engine import Engine
     from millpond.lab.bench_prefix import PrefixRow
+    from millpond.lab.bench_restart import RestartBench, RestartRow
+    from millpond.runner.model_runner import ModelRunner
 
 HELP = """Measure the prefix cache: the same work without it and with it, in turns, the cache empty each time.
 
@@ -39,9 +49,16 @@ strangers  W1, 64 mixed requests that have nothing in common
 Speeds are output tokens per second of the whole, TTFT is the median of the requests, both median of the rounds after
 one that is not counted; gain compares the speeds round by round. An answer that the cache changes ends the measurement.
 
+With --restart it is instead the time to the first token of prompts of --lengths: computed; after a restart, from what
+--cache-dir keeps on disk; and from memory.
+
 With --threads 1 the seconds are those of the processor, which other work on the machine does not stretch."""
 
-EXAMPLES = examples("millpond bench prefix", "millpond bench prefix --workloads shared --rounds 5 --json")
+EXAMPLES = examples(
+    "millpond bench prefix",
+    "millpond bench prefix --workloads shared --rounds 5 --json",
+    "millpond bench prefix --restart",
+)
 
 
 def register(group: typer.Typer) -> None:
@@ -69,6 +86,23 @@ def as_table(rows: list[PrefixRow]) -> Table:
     return table
 
 
+def restart_table(rows: list[RestartRow]) -> Table:
+    from rich.table import Table
+
+    table = Table("prompt", "loaded", "files", "TTFT computed", "disk", "memory", "gain")
+    for column in table.columns:
+        column.justify, column.no_wrap = "right", True
+    for row in rows:
+        table.add_row(
+            str(row.prompt_tokens),
+            str(row.loaded_tokens),
+            format_memory(row.disk_bytes),
+            *(f"{1e3 * seconds:.0f} ms" for seconds in (row.cold_ttft, row.loaded_ttft, row.pool_ttft)),
+            f"{row.gain:.1f}x",
+        )
+    return table
+
+
 def prefix(
     context: typer.Context,
     model: ModelOption = DEFAULT_MODEL,
@@ -82,11 +116,20 @@ def prefix(
     kv_memory: KVMemory = None,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
+    restart: Annotated[bool, typer.Option("--restart", help="Measure what is kept on disk.")] = False,
+    lengths: Annotated[
+        str, typer.Option("--lengths", metavar="N,N", help="Tokens of the prompts of --restart.")
+    ] = "512,1500,4000",
+    cache_dir: Annotated[
+        Path | None,
+        typer.Option("--cache-dir", metavar="DIR", help="The folder of --restart [default: a temporary one]"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list with an object for each row.")] = False,
 ) -> None:
     from millpond.cli.progress import counting_bar
     from millpond.lab.bench_prefix import PrefixBench
 
+    counts = parse_counts(lengths, "--lengths")
     names = [name.strip() for name in workloads.split(",") if name.strip()]
     config = EngineConfig(
         dtype=dtype,
@@ -99,11 +142,44 @@ def prefix(
     engine = loading.open_engine(model, config, context.ensure_object(Settings))
     # Threads that wait for one another burn processor time; one alone does not.
     clock = time.process_time if engine.config.threads == 1 else time.perf_counter
+    if restart:
+        with counting_bar(len(counts)) as notify, folder_in(cache_dir) as folder:
+            restarted = restart_bench(engine, model, folder).run(counts, rounds, notify)
+        show(restarted, lambda: restart_table(restarted), as_json)
+        return
     with counting_bar(len(names)) as notify:
         rows = PrefixBench(engine, clock).run(names, rounds, notify)
+    show(rows, lambda: as_table(rows), as_json)
+
+
+@contextmanager
+def folder_in(given: Path | None) -> Iterator[Path]:
+    """A folder that is empty at first and gone afterwards, in the given one or where temporary files are."""
+    from millpond.load.prefix_folder import check_writable
+
+    if given is not None:
+        check_writable(given)
+    with TemporaryDirectory(prefix="millpond-prefixes-", dir=given) as folder:
+        yield Path(folder)
+
+
+def restart_bench(engine: Engine, model: str, folder: Path) -> RestartBench:
+    from millpond.build import open_disk
+    from millpond.lab.bench_restart import RestartBench
+    from millpond.load.store import resolve
+
+    path = resolve(model)
+
+    def open_again() -> DiskPrefixes:
+        return open_disk(folder, path, engine.config, cast("ModelRunner", engine.runner))
+
+    return RestartBench(engine, open_again, time.perf_counter)
+
+
+def show(rows: Sequence[PrefixRow | RestartRow], table: Callable[[], Table], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([row.as_json() for row in rows]))
         return
     from rich.console import Console
 
-    Console().print(as_table(rows))
+    Console().print(table())

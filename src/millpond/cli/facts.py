@@ -129,6 +129,8 @@ def watermark_text(reserve: int, config: EngineConfig) -> str:
     """The reserve, where it comes from, and why it is nothing where a share was asked for."""
     if config.watermark_blocks is not None:
         return f"{reserve} blocks held back from newcomers (asked for)"
+    if isinstance(config.watermark, str):
+        return "chosen as requests run, as much as they are likely to need (auto)"
     share = f"{config.watermark:g} of the pool"
     if reserve == 0 and config.watermark > 0:
         return f"0 blocks: {share} is less than one block; --watermark-blocks sets it in blocks"

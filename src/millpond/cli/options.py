@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from millpond.config import DTYPES, KV_DTYPES, SPECULATIVE, EngineConfig
+from millpond.config import AUTO, DTYPES, KV_DTYPES, POLICIES, SPECULATIVE, EngineConfig
 
 DEFAULT_MODEL = "smollm2"
 PICTURES = (".png", ".svg", ".pdf")
@@ -39,6 +40,16 @@ def parse_memory(text: str) -> int:
     if math.isinf(num_bytes):
         raise typer.BadParameter(f"{text[:20]}... is more memory than there can be")
     return int(num_bytes)
+
+
+def parse_watermark(given: str | float) -> float | str:
+    """A share of the pool, or "auto"; EngineConfig says which shares there are."""
+    if isinstance(given, float) or given.strip() == AUTO:  # a float is the default
+        return AUTO if isinstance(given, str) else given
+    try:
+        return float(given)
+    except ValueError:
+        raise typer.BadParameter(f"{given[:40]!r} is neither a share such as 0.01 nor {AUTO}") from None
 
 
 def parse_port(text: str) -> int:
@@ -95,6 +106,20 @@ def check_plot(path: Path | None) -> Path | None:
     return check_target(path)
 
 
+def parse_weights(given: Sequence[str] | None) -> tuple[tuple[str, float], ...]:
+    """("key1=2", "user:ann=0.5") as pairs of tenant and weight, whose bounds are the config's to check."""
+    weights: dict[str, float] = {}
+    for text in given or ():
+        tenant, is_pair, number = text.rpartition("=")
+        try:
+            weights[tenant] = float(number if is_pair else "")
+        except ValueError:
+            raise typer.BadParameter(
+                f"{text[:40]!r} is not a tenant and its weight (say key1=2)", param_hint="'--tenant-weight'"
+            ) from None
+    return tuple(weights.items())
+
+
 ModelArgument = Annotated[
     str, typer.Argument(metavar="[MODEL]", help="A known name, a GGUF file, a folder, or org/repo[:file].")
 ]
@@ -128,7 +153,15 @@ ItlTarget = Annotated[
     ),
 ]
 BlockSize = Annotated[int, typer.Option("--block-size", help="Tokens in a block of the K/V pool, a multiple of 16.")]
-Watermark = Annotated[float, typer.Option("--watermark", help="Share of the pool held back from newcomers.")]
+Watermark = Annotated[
+    Any,
+    typer.Option(
+        "--watermark",
+        parser=parse_watermark,
+        metavar="SHARE|auto",
+        help="Share of the pool held back from newcomers; auto: as much as running requests are likely to need.",
+    ),
+]
 WatermarkBlocks = Annotated[
     int | None, typer.Option("--watermark-blocks", help="That reserve in blocks; wins over --watermark.")
 ]
@@ -147,6 +180,18 @@ PrefixCache = Annotated[
         help="Keep the K/V of prompts and answers while there is room, for requests that begin alike.",
     ),
 ]
+PrefixDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache-dir", metavar="DIR", help="Keep that K/V in a folder too, across restarts [default: in memory alone]"
+    ),
+]
+PrefixDirSize = Annotated[
+    int,
+    typer.Option(
+        "--cache-dir-size", parser=parse_memory, metavar="SIZE", help="Most that the folder may hold, such as 4G."
+    ),
+]
 Speculative = Annotated[
     str,
     typer.Option(
@@ -157,6 +202,22 @@ Speculative = Annotated[
 ]
 SpeculativeTokens = Annotated[
     int, typer.Option("--speculative-tokens", help="Most guesses that a step tries for one request.")
+]
+Policy = Annotated[
+    str,
+    typer.Option(
+        "--policy",
+        metavar="|".join(POLICIES),
+        help="Who goes first: who came first, the smaller `priority`, or each tenant in turn; no answer changes.",
+    ),
+]
+TenantWeights = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tenant-weight",
+        metavar="TENANT=W",
+        help="Tokens that a tenant has for each one of the others', with --policy fair; can be repeated [default: 1]",
+    ),
 ]
 Slots = Annotated[int, typer.Option("--slots", min=1, max=MOST_COUNT, help="How many requests run at once.")]
 Blocks = Annotated[int, typer.Option("--blocks", min=1, max=MOST_BLOCKS, help="Blocks of the K/V pool.")]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millpond.cli.options import examples
+from millpond.cli.options import DEFAULTS, Policy, examples
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,7 +21,9 @@ HELP = """Prove the scheduler's rules for small pools: visit every state it can 
 
 In each state requests of every length that fits may arrive, any may be aborted, and a step may give any request a
 token, its last token, right or wrong guesses or a fault. Only how many are unfinished at once is bounded. From every
-state, steps alone must drain the scheduler. With --prefix-cache there are requests that share their text as well.
+state, steps alone must drain the scheduler. With --prefix-cache there are requests that share their text as well, with
+--policy priority or fair such of two priorities or tenants. With --any-reserve the reserve is chosen at will before
+each admission, as it might be by any rule (--watermark auto).
 
 Then faults are planted one by one, and the shortest trace to each is shown. The exit code is 1 if a rule is broken or
 a planted fault goes unseen."""
@@ -30,9 +31,16 @@ a planted fault goes unseen."""
 EXAMPLES = examples(
     "millpond prove",
     "millpond prove --prefix-cache",
+    "millpond prove --policy priority",
+    "millpond prove --any-reserve",
     "millpond prove --positions 3 --requests 2",
     "millpond prove --deep --json",
 )
+
+
+AnyReserve = Annotated[
+    bool, typer.Option("--any-reserve", help="A reserve that is chosen at will, in place of one of each size.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -60,10 +68,12 @@ def bounds_text(bounds: Bounds) -> str:
     slots = f"up to {counted(bounds.slots, 'slot')}"
     budgets = f"no budget or up to {counted(bounds.budget, 'token')} a step" if bounds.budget else "no budget of tokens"
     guesses = f"none or up to {counted(bounds.guesses, 'guess')}" if bounds.guesses else "no guesses"
+    order = f", {bounds.policy}" * (bounds.policy != "fcfs")
+    reserves = "a reserve chosen at will before each admission" if bounds.any_reserve else "every reserve"
     sharing = ", with the prefix cache" * bounds.prefix_cache
     return (
-        f"bounds: blocks x block size up to {bounds.positions}, {slots}, every reserve, {budgets}, "
-        f"{guesses}, {bounds.requests} unfinished at once, any number in all{sharing}"
+        f"bounds: blocks x block size up to {bounds.positions}, {slots}, {reserves}, {budgets}, "
+        f"{guesses}, {bounds.requests} unfinished at once, any number in all{sharing}{order}"
     )
 
 
@@ -98,6 +108,14 @@ def show(proof: Proof, seconds: float, found: list[tuple[PlantedFault, Finding |
             show_trace(finding)
 
 
+def show_json(proof: Proof, seconds: float, found: list[tuple[PlantedFault, Finding | None]]) -> None:
+    """Everything for a program."""
+    from millpond.lab.proof import as_json
+
+    faults = [{**fault.as_json(), "finding": as_json(finding)} for fault, finding in found]
+    typer.echo(json.dumps({**proof.as_json(), "seconds": round(seconds, 1), "faults": faults}))
+
+
 def prove(
     positions: Annotated[
         int | None,
@@ -122,6 +140,8 @@ def prove(
     prefix_cache: Annotated[
         bool, typer.Option("--prefix-cache", help="With the prefix cache, and requests that share their text.")
     ] = False,
+    policy: Policy = DEFAULTS.policy,
+    any_reserve: AnyReserve = False,
     faults: Annotated[bool, typer.Option("--faults/--no-faults", help="Plant the faults as well.")] = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one object: bounds, pools, states, transitions, verdict, faults.")
@@ -129,21 +149,19 @@ def prove(
 ) -> None:
     from millpond.cli.progress import counting_bar
     from millpond.lab import proof as lab
-    from millpond.lab.faults import FAULTS, SHARING_FAULTS
+    from millpond.lab.faults import planted_in
 
     given = {"positions": positions, "slots": slots, "requests": requests, "budget": budget, "guesses": guesses}
-    preset = lab.DEEP if deep else lab.SHARING if prefix_cache else lab.Bounds()
-    chosen = {name: value for name, value in given.items() if value is not None}
-    bounds = replace(preset, prefix_cache=prefix_cache, **chosen)
-    planted = (SHARING_FAULTS if prefix_cache else FAULTS) if faults else ()
+    preset = lab.DEEP if deep else lab.SHARING if prefix_cache else lab.Bounds() if policy == "fcfs" else lab.ORDERING
+    bounds = preset.within(policy, prefix_cache, any_reserve, given)
+    planted = planted_in(policy, prefix_cache) if faults else ()
     started = time.perf_counter()
     with counting_bar(lab.num_cases(bounds) + len(planted)) as notify:
         proof = lab.prove(bounds, notify)
         seconds = time.perf_counter() - started
         found = [] if proof.finding else [(fault, lab.find(fault, notify)) for fault in planted]
     if as_json:
-        planted_json = [{**fault.as_json(), "finding": lab.as_json(finding)} for fault, finding in found]
-        typer.echo(json.dumps({**proof.as_json(), "seconds": round(seconds, 1), "faults": planted_json}))
+        show_json(proof, seconds, found)
     else:
         show(proof, seconds, found)
     if proof.finding is not None or any(finding is None for _, finding in found):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,14 +24,19 @@ from millpond.cli.options import (
     MaxNumBatchedTokens,
     MaxNumSeqs,
     ModelArgument,
+    Policy,
     PrefixCache,
+    PrefixDir,
+    PrefixDirSize,
     Speculative,
     SpeculativeTokens,
+    TenantWeights,
     Threads,
     Watermark,
     WatermarkBlocks,
     examples,
     parse_port,
+    parse_weights,
 )
 from millpond.cli.server_options import (
     LOAD_DEFAULTS,
@@ -49,6 +54,7 @@ from millpond.cli.server_options import (
     OtlpEndpoint,
     QueueTimeout,
     RequestTimeout,
+    SlowRequest,
     StuckAfter,
     TlsCert,
     TlsKey,
@@ -71,8 +77,11 @@ EXAMPLES = examples(
     "millpond serve smollm2 --port 9000",
     "millpond serve ./model.gguf --kv-memory 2G --max-num-seqs 32",
     "millpond serve smollm2 --watermark-blocks 8 --audit",
+    "millpond serve smollm2 --kv-memory 64M --watermark auto",
     "millpond serve smollm2 --speculative ngram",
     "millpond serve smollm2 --kv-dtype int8",
+    "millpond serve smollm2 --policy fair --api-key-file keys.txt --tenant-weight key1=3",
+    "millpond serve smollm2 --cache-dir ./prefixes --cache-dir-size 8G",
     "millpond serve smollm2 --host 0.0.0.0 --api-key-file keys.txt --tls-cert cert.pem --tls-key key.pem",
     "millpond serve smollm2 --log-format json --drain-timeout 60",
     "millpond serve smollm2 --itl-target 20 --max-waiting-requests 100 --queue-timeout 30",
@@ -111,8 +120,12 @@ def serve(
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
     prefix_cache: PrefixCache = DEFAULTS.prefix_cache,
+    prefix_dir: PrefixDir = None,
+    prefix_dir_size: PrefixDirSize = DEFAULTS.prefix_dir_size,
     speculative: Speculative = DEFAULTS.speculative,
     speculative_tokens: SpeculativeTokens = DEFAULTS.speculative_tokens,
+    policy: Policy = DEFAULTS.policy,
+    tenant_weights: TenantWeights = None,
     audit: Annotated[bool, typer.Option("--audit", help="Check every invariant after every step (slow).")] = False,
     served_model_name: ServedModelName = None,
     seed: Annotated[int, typer.Option("--seed", help="Key of the seeds of requests that bring none.")] = DEFAULTS.seed,
@@ -131,23 +144,43 @@ def serve(
     log_level: LogLevel = None,
     log_format: LogFormat = "text",
     log_prompts: LogPrompts = False,
+    slow_request: SlowRequest = SERVER_DEFAULTS.slow_request,
     otlp_endpoint: OtlpEndpoint = None,
     strict: Strict = False,
 ) -> None:
-    settings, given = context.ensure_object(Settings), dict(context.params)
+    settings = context.ensure_object(Settings)
+    given = _given(context.params, settings)
     config, load = EngineConfig(**_of(EngineConfig, given)), LoadLimits(**_of(LoadLimits, given))
-    given["api_keys"] = api_keys(api_key or (), api_key_file, settings.api_keys)
-    given["cors_origins"] = tuple(cors_origin or ())
-    given["log_level"] = log_level or settings.log_level
-    server_config = ServerConfig(**_of(ServerConfig, given))
+    server_config = _server_config(given, settings)
     check_server(host, port, server_config)
     engine = loading.open_engine(model, config, settings)
     listen(engine, host, port, served_model_name or model, server_config, load, log_format)
 
 
+def _given(options: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """The options, those that are fields of a config as it has them."""
+    return {
+        **options,
+        "tenant_weights": parse_weights(options["tenant_weights"]),
+        "api_keys": api_keys(options["api_key"] or (), options["api_key_file"], settings.api_keys),
+        "cors_origins": tuple(options["cors_origin"] or ()),
+        "log_level": options["log_level"] or settings.log_level,
+    }
+
+
 def _of(config: type, given: dict[str, Any]) -> dict[str, Any]:
     """The options that are fields of a config."""
     return {field.name: given[field.name] for field in fields(config) if field.name in given}
+
+
+def _server_config(given: dict[str, Any], settings: Settings) -> ServerConfig:
+    """Of the options, and of the environment where they are silent."""
+    of_both = {
+        "api_keys": api_keys(given["api_key"] or (), given["api_key_file"], settings.api_keys),
+        "cors_origins": tuple(given["cors_origin"] or ()),
+        "log_level": given["log_level"] or settings.log_level,
+    }
+    return ServerConfig(**_of(ServerConfig, given | of_both))
 
 
 def check_server(host: str, port: int, config: ServerConfig) -> None:

@@ -100,6 +100,14 @@ LogFormat = Annotated[
 LogPrompts = Annotated[
     bool, typer.Option("--log-prompts", help="Log the bodies of requests, which no log holds otherwise.")
 ]
+SlowRequest = Annotated[
+    float,
+    typer.Option(
+        "--slow-request",
+        metavar="SECONDS",
+        help="The log line of a request that takes so long says what it waited for; 0 for all.",
+    ),
+]
 OtlpEndpoint = Annotated[
     str | None,
     typer.Option(

@@ -17,9 +17,12 @@ from millpond.cli.options import (
     MaxNumBatchedTokens,
     MaxNumSeqs,
     Plot,
+    Policy,
+    TenantWeights,
     Watermark,
     WatermarkBlocks,
     examples,
+    parse_weights,
 )
 from millpond.cli.settings import Settings
 from millpond.config import EngineConfig
@@ -50,6 +53,7 @@ EXAMPLES = examples(
     "millpond simulate --requests 10000 --rate 6",
     "millpond simulate --cost steps.jsonl --rate 6 --burstiness 3 --ttft-slo 1 --itl-slo 0.1 --plot run.png",
     "millpond simulate --trace requests.jsonl --max-num-seqs 32 --blocks 512 --json",
+    "millpond simulate --trace requests.jsonl --policy fair --tenant-weight a=2",
     "millpond simulate --cost steps.jsonl --requests 100 --rate 4 --against smollm2",
 )
 
@@ -189,6 +193,8 @@ def simulate(
     ] = None,
     watermark: Watermark = DEFAULTS.watermark,
     watermark_blocks: WatermarkBlocks = None,
+    policy: Policy = DEFAULTS.policy,
+    tenant_weights: TenantWeights = None,
     against: Annotated[
         str | None, typer.Option("--against", metavar="MODEL", help="Run the workload on this model as well.")
     ] = None,
@@ -200,16 +206,7 @@ def simulate(
         if trace is None
         else traffic.traced_workload(context, trace)
     )
-    config = EngineConfig(
-        num_blocks=blocks,
-        block_size=block_size,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        watermark=watermark,
-        watermark_blocks=watermark_blocks,
-        prefix_cache=False,
-    )
+    config = config_of(context.params)
     slo = traffic.slo_of(ttft_slo, itl_slo)
     model = traffic.cost_model(cost)
     engine = None if against is None else open_real(against, config, context.ensure_object(Settings), workload)
@@ -217,6 +214,16 @@ def simulate(
     if engine is not None:
         report |= compare(report["simulated"], run_real(engine, workload, slo, seed))
     show(report, as_json, plot)
+
+
+def config_of(given: Mapping[str, Any]) -> EngineConfig:
+    """What of the command's parameters is the engine's."""
+    names = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "watermark", "watermark_blocks")
+    sizes = {name: given[name] for name in names}
+    weights = parse_weights(given["tenant_weights"])
+    return EngineConfig(
+        num_blocks=given["blocks"], policy=given["policy"], tenant_weights=weights, prefix_cache=False, **sizes
+    )
 
 
 def compare(simulated: Mapping[str, Any], real: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millpond.cli import sweep_config, traffic
+from millpond.cli import sweep_config, sweep_reserve, traffic
 from millpond.cli.options import MOST_BLOCKS, MOST_COUNT, Blocks, Plot, Slots, examples, parse_counts
+from millpond.config import AUTO
 from millpond.lab.lengths import Lengths
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from millpond.lab.batchbench import WatermarkPoint, WatermarkSweep
+    from millpond.lab.batchbench import ReserveChoice, WatermarkPoint, WatermarkSweep
 
 WATERMARK_HELP = (
     """Run one workload under each reserve, on the real scheduler with no model, and say which to choose.
 
 A reserve (--watermark-blocks of `millpond serve`) keeps blocks back from newcomers, so that running requests have room
-to grow: fewer are preempted and computed again, and more wait. Iterations are steps, one that only releases counts.
-thrashed: preempted before a block of new tokens; recomputed: positions that resumed requests forwarded again.
+to grow: fewer are preempted and computed again, and more wait. auto is what --watermark auto makes of the requests.
+Iterations are steps, one that only releases counts. thrashed: preempted before a block of new tokens; recomputed:
+positions that resumed requests forwarded again.
 
 The choice is the reserve whose run is the least work: the positions forwarded, and 3 for each iteration.
 
@@ -52,6 +54,7 @@ def register(app: typer.Typer) -> None:
     group.callback(invoke_without_command=True)(sweep)
     group.command("watermark", help=WATERMARK_HELP, epilog=WATERMARK_EXAMPLES)(watermark)
     sweep_config.register(group)
+    sweep_reserve.register(group)
     app.add_typer(group, name="sweep")
 
 
@@ -83,7 +86,14 @@ def as_table(points: Sequence[WatermarkPoint], chosen: WatermarkPoint) -> Table:
     return table
 
 
-def measure(plan: WatermarkSweep, reserves: Sequence[int]) -> list[WatermarkPoint]:
+def parse_reserves(text: str) -> tuple[ReserveChoice, ...]:
+    """Blocks and auto from "0,1,auto", in their order."""
+    words = [word.strip() for word in text.split(",")]
+    counts = iter(parse_counts(",".join(w for w in words if w != AUTO), "--reserves", least=0, most=MOST_BLOCKS))
+    return tuple("auto" if word == AUTO else next(counts) for word in words if word)
+
+
+def measure(plan: WatermarkSweep, reserves: Sequence[ReserveChoice]) -> list[WatermarkPoint]:
     """Carry out the sweep under a progress bar on standard error."""
     from millpond.cli.progress import counting_bar
     from millpond.lab.batchbench import sweep_watermarks
@@ -102,7 +112,9 @@ def watermark(
     slots: Slots = 3,
     blocks: Blocks = 8,
     block_size: Annotated[int, typer.Option("--block-size", min=1, max=MOST_COUNT, help="Tokens in a block.")] = 4,
-    reserves: Annotated[str, typer.Option("--reserves", metavar="N,N", help="To try, in blocks.")] = "0,1,2,3",
+    reserves: Annotated[
+        str, typer.Option("--reserves", metavar="N,N,auto", help="To try, in blocks, and auto.")
+    ] = "0,1,2,3,auto",
     max_num_batched_tokens: StepTokens = None,
     step_seconds: StepSeconds = 0.05,
     audit: Annotated[bool, typer.Option("--audit", help="Check every invariant after every step (slow).")] = False,
@@ -122,7 +134,7 @@ def watermark(
         step_seconds=step_seconds,
         audit=audit,
     )
-    points = measure(plan, parse_counts(reserves, "--reserves", least=0, most=MOST_BLOCKS))
+    points = measure(plan, parse_reserves(reserves))
     chosen, why = choose_reserve(points)
     if as_json:
         typer.echo(json.dumps([point.as_json() for point in points]))

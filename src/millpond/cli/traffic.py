@@ -29,7 +29,8 @@ DRAWN = ("requests", "prompt_tokens", "max_tokens", "seed", "rate", "rates", "bu
 LENGTHS_HELP = (
     "LENGTHS are 128 for all requests, 4,10 in turn, 32-256 drawn evenly, or lognormal:MEDIAN:SIGMA:MOST tokens."
 )
-TRACE_HELP = """A trace has a line {"arrival": seconds, "prompt_tokens": n, "output_tokens": n} for each request."""
+TRACE_HELP = """A trace has a line {"arrival": seconds, "prompt_tokens": n, "output_tokens": n} for each request,
+and may say its "tenant" and "priority"."""
 
 
 def parse_lengths(given: str | Lengths) -> Lengths:

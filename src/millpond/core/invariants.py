@@ -7,11 +7,12 @@ tokens, so that it sees what no single state shows. Both raise InvariantError "I
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from millpond.core.block_pool import BlockPool, blocks_for_length
+from millpond.core.policies import RANK
 from millpond.core.prefix_cache import Link, PrefixCache
 from millpond.core.request import FinishReason, Request, RequestState
 from millpond.core.scheduler import Scheduler
@@ -29,8 +30,9 @@ def audit(scheduler: Scheduler) -> None:
     _check_running_holds_its_length(scheduler)
     if scheduler.cache is not None:
         _check_findable(scheduler.cache, scheduler.pool)
+        loading = {load.block_id for load in scheduler.loads}
         for request in scheduler.running:
-            _check_computed_is_findable(scheduler.cache, request)
+            _check_computed_is_findable(scheduler.cache, request, loading)
 
 
 def check_same_decisions(first: Sequence[SchedulerOutput], second: Sequence[SchedulerOutput]) -> None:
@@ -100,14 +102,24 @@ def _check_running_holds_its_length(scheduler: Scheduler) -> None:
 
 
 def _check_order(scheduler: Scheduler) -> None:
-    for name, queue in (("waiting", list(scheduler.waiting.values())), ("running", scheduler.running)):
-        for one, other in pairwise(queue):
-            if one.arrival >= other.arrival:
-                raise _broken(
-                    4,
-                    f"{name} has {one.request_id} of arrival {one.arrival} "
-                    f"before {other.request_id} of arrival {other.arrival}",
-                )
+    """Each line of the waiting by the policy's place, the running by their ranks; the lines have all that wait."""
+    policy = scheduler.policy
+    lines = policy.lines(scheduler.waiting)
+    for line in lines:
+        for one, other in pairwise(line):
+            if policy.place(one) >= policy.place(other):
+                raise _broken(4, f"waiting has {_placed(one, policy.place)} before {_placed(other, policy.place)}")
+    for one, other in pairwise(scheduler.running):
+        if one.rank >= other.rank:
+            raise _broken(4, f"running has {_placed(one, RANK)} before {_placed(other, RANK)}")
+    in_line = sorted(request.request_id for line in lines for request in line)
+    if in_line != sorted(scheduler.waiting):
+        raise _broken(4, f"in line are {in_line}, waiting are {sorted(scheduler.waiting)}")
+
+
+def _placed(request: Request, place: Callable[[Request], tuple[float, int]]) -> str:
+    where = place(request)
+    return f"{request.request_id} of arrival {request.arrival}" + f" and rank {where}" * (where != (0, request.arrival))
 
 
 def _check_membership(scheduler: Scheduler) -> None:
@@ -145,14 +157,14 @@ def _check_findable(cache: PrefixCache, pool: BlockPool) -> None:
             raise _broken(10, f"block {parent} would be evicted before block {block_id} behind it")
 
 
-def _check_computed_is_findable(cache: PrefixCache, request: Request) -> None:
-    """Of a running request what it has computed in full can be found, and nothing else."""
+def _check_computed_is_findable(cache: PrefixCache, request: Request, loading: Container[int]) -> None:
+    """Of a running request what it has computed in full can be found, and nothing else; nor can what is loading yet."""
     num_full = request.num_computed_tokens // cache.block_size
     tokens = request.token_ids_between(0, request.num_tokens)
     links = _links_of(request, tokens, num_full, cache.block_size)
     for index, block_id in enumerate(request.block_ids):
         has = cache.link_of(block_id) if block_id in cache else None
-        wants = links.get(block_id) if index < num_full else None
+        wants = links.get(block_id) if index < num_full and block_id not in loading else None
         if has != wants:
             name = f"block {block_id}, number {index} of request {request.request_id}"
             raise _broken(10, f"{name}, can be found as {has}, not {wants}")
@@ -212,6 +224,7 @@ class Auditor:
         for each in output.scheduled:
             _check_share(self._records[each.request_id], each, each.request_id in output.admitted)
             self._check_writes(each)
+        self._check_loads(output)
         self._check_progress(output)
         self._in_flight = output.scheduled
 
@@ -255,6 +268,19 @@ class Auditor:
             if cache is not None and block_id in cache:
                 raise _broken(9, f"{name}, which can be found as {cache.link_of(block_id)}")
 
+    def _check_loads(self, output: SchedulerOutput) -> None:
+        """What is loaded lies in front of where a request begins that was just admitted, and is nobody else's."""
+        size, pool, loads = self.scheduler.block_size, self.scheduler.pool, Counter(each[0] for each in output.loads)
+        for each in output.scheduled if loads else ():
+            if each.admission is not None:
+                loads.subtract(each.block_ids[: each.first_position // size])
+        for block_id, left in loads.items():
+            name, held = f"block {block_id} is loaded in step {output.step}", pool.ref_count(block_id)
+            if left > 0:
+                raise _broken(9, f"{name}, but is in front of nobody who begins in it")
+            if left == 0 and held != 1:
+                raise _broken(9, f"{name}, but has {held} holders, not 1")
+
     def _forget_released(self) -> None:
         for name in [known for known in self._records if known not in self.scheduler.requests]:
             request = self._records.pop(name).request
@@ -262,7 +288,7 @@ class Auditor:
                 raise _broken(7, f"request {name} was dropped while {request.state.value}, not finished")
 
     def _check_progress(self, output: SchedulerOutput) -> None:
-        """Each step moves the oldest unfinished request on, so that it ends, and then the next one is the oldest."""
+        """Each step moves the first in the policy's order on, so that it ends, and then the next one is the first."""
         unfinished = [record.request for record in self._records.values() if not record.request.is_finished]
         if unfinished and not output.scheduled and not output.released:
             raise _broken(5, f"step {output.step} has {len(unfinished)} unfinished and 0 tokens or releases")
@@ -270,15 +296,13 @@ class Auditor:
         running = [request.request_id for request in self.scheduler.running]
         if scheduled != running:
             raise _broken(5, f"step {output.step} has tokens for {scheduled}, but {running} are running")
-        oldest = min(unfinished, key=lambda request: request.arrival, default=None)
-        if oldest is None:
+        first = self.scheduler.policy.first(unfinished)
+        if first is None:
             return
-        if oldest.request_id in output.preempted:
-            raise _broken(7, f"the oldest request {oldest.request_id} was preempted in step {output.step}")
-        if oldest.request_id not in scheduled:
-            raise _broken(
-                7, f"the oldest request {oldest.request_id} stands still, step {output.step} runs {scheduled}"
-            )
+        if first.request_id in output.preempted:
+            raise _broken(7, f"the first request {first.request_id} was preempted in step {output.step}")
+        if first.request_id not in scheduled:
+            raise _broken(7, f"the first request {first.request_id} stands still, step {output.step} runs {scheduled}")
 
 
 def _all_links(scheduler: Scheduler) -> dict[int, Link]:

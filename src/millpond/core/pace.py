@@ -28,9 +28,14 @@ class Pace:
             return None
         if self._token_seconds is None:
             return FIRST_TOKENS
-        decode = self._decode_seconds(num_decoding)
+        decode = self.decode_seconds(num_decoding)
         spare = max(self.target_seconds - decode, LEAST_SHARE * decode)
         return max(1, int(spare / self._token_seconds))
+
+    @property
+    def token_seconds(self) -> float:
+        """What a token of a prompt adds to a step; 0 before one was measured."""
+        return self._token_seconds or 0.0
 
     def note(self, num_rows: int, num_prefill_tokens: int, seconds: float) -> None:
         """A step of num_rows decoding rows and so many tokens of prompts took so long."""
@@ -38,10 +43,11 @@ class Pace:
             if num_rows:
                 self._row_seconds = _blend(self._row_seconds, seconds / (num_rows + FIXED_ROWS))
             return
-        extra = seconds - (self._decode_seconds(num_rows) if num_rows else 0.0)
+        extra = seconds - (self.decode_seconds(num_rows) if num_rows else 0.0)
         self._token_seconds = _blend(self._token_seconds, max(extra, LEAST_EXTRA * seconds) / num_prefill_tokens)
 
-    def _decode_seconds(self, num_rows: int) -> float:
+    def decode_seconds(self, num_rows: int) -> float:
+        """What a step of so many rows takes; 0 before one was measured."""
         return (self._row_seconds or 0.0) * (num_rows + FIXED_ROWS)
 
 

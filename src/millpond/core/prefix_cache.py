@@ -6,7 +6,7 @@ tokens are compared, and the parent, which is the block before or, for the first
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from millpond.core.request import Request
@@ -44,10 +44,14 @@ def next_key(before: int, token_ids: tuple[int, ...]) -> int:
 
 
 class PrefixCache:
-    """Which blocks hold which tokens. The pool (core/block_pool.py) has their holders and the order of eviction."""
+    """Which blocks hold which tokens. The pool (core/block_pool.py) has their holders and the order of eviction.
 
-    def __init__(self, block_size: int) -> None:
+    on_forget, where it is set, hears of each block that can no longer be found.
+    """
+
+    def __init__(self, block_size: int, on_forget: Callable[[int], None] | None = None) -> None:
         self.block_size = block_size
+        self._on_forget = on_forget
         self._links: dict[int, tuple[int, Link]] = {}  # key and link by block
         self._blocks: dict[int, list[int]] = {}  # by key, which few blocks share
 
@@ -95,6 +99,8 @@ class PrefixCache:
 
     def forget(self, block_id: int) -> None:
         """The block is handed out to be written."""
+        if self._on_forget is not None:
+            self._on_forget(block_id)
         key, _ = self._links.pop(block_id)
         block_ids = self._blocks[key]
         block_ids.remove(block_id)

@@ -44,8 +44,10 @@ class Request:
     draft_token_ids are guesses of the tokens to come, there while the step that tries them is in flight.
     reads_prefix_cache False computes every position, whatever could be found. num_cached_tokens were found when it was
     admitted last, num_hit_tokens, all of its prompt, when it was admitted first; block_keys are the prefix cache's keys
-    of its full blocks, as far as they were asked for; its next block becomes findable once publish_at tokens are
-    computed.
+    of its full blocks, as far as they were asked for, disk_keys the disk's, behind that of its salt; its next block
+    becomes findable once publish_at tokens are computed.
+    priority and tenant are what the policy orders by (core/policies.py); rank, ticket and num_charged_tokens are its
+    own.
     """
 
     request_id: str
@@ -72,6 +74,12 @@ class Request:
     num_hit_tokens: int = 0
     block_keys: list[int] = field(default_factory=list)
     publish_at: int = NEVER
+    priority: int = 0
+    tenant: str = ""
+    rank: tuple[float, int] = (0, -1)
+    ticket: int = NEVER
+    num_charged_tokens: int = 0
+    disk_keys: list[bytes] = field(default_factory=list)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -84,6 +92,11 @@ class Request:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_missing_tokens(self) -> int:
+        """Those whose K/V does not exist yet: what is left to forward."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids) - self.num_computed_tokens
 
     @property
     def is_finished(self) -> bool:

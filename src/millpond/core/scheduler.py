@@ -8,19 +8,25 @@ drafter, guesses of the tokens to come ride along, on what the step has left onc
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterable
-from operator import attrgetter
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from millpond.core.block_pool import BlockPool, blocks_for_length, resolve_watermark_blocks
 from millpond.core.counters import SchedulerCounters
+from millpond.core.disk_prefixes import DiskPrefixes
+from millpond.core.displacement import choose_victims, tokens_too_many
 from millpond.core.door import Door
+from millpond.core.notes import Blocked, StepNotes
+from millpond.core.planned import planned
+from millpond.core.policies import RANK, Fcfs, Policy
 from millpond.core.prefix_cache import NOTHING, Link, Prefix, PrefixCache
-from millpond.core.request import FinishReason, Request, RequestState
-from millpond.core.speculation import Drafter, StepLoad
-from millpond.core.step import Admission, RequestFault, ScheduledRequest, SchedulerOutput, StepResult
+from millpond.core.request import NEVER, FinishReason, Request, RequestState
+from millpond.core.reserve import FixedReserve, Reserve
+from millpond.core.results import checked
+from millpond.core.speculation import Drafter, place_drafts
+from millpond.core.step import BlockData, Load, ScheduledRequest, SchedulerOutput, StepResult
 from millpond.errors import ConfigError, InvalidRequestError, InvariantError
 
 
@@ -35,9 +41,10 @@ class RequestUpdate(NamedTuple):
 class Scheduler:
     """Continuous batching over a block pool: schedule(), run the step, update(); again while has_work.
 
-    max_num_batched_tokens None means no budget of tokens per step. Requests are ordered by arrival; every
-    running request is older than every waiting one, because only the head is admitted and only the youngest
-    running request is preempted. A finished request keeps its blocks and its slot until the next schedule().
+    max_num_batched_tokens None means no budget of tokens per step. reserve, where given, chooses in place of
+    watermark_blocks. The running are in the policy's order, which is that of arrival by default: every running request
+    is older than every waiting one then, because only the head is admitted and only the last running request is
+    preempted. A finished request keeps its blocks and its slot until the next schedule().
     """
 
     def __init__(
@@ -49,8 +56,11 @@ class Scheduler:
         max_num_batched_tokens: int | None,
         max_model_len: int,
         watermark_blocks: int,
+        reserve: Reserve | None = None,
         drafter: Drafter | None = None,
         prefix_cache: bool = False,
+        policy: Policy | None = None,
+        disk: DiskPrefixes | None = None,
     ) -> None:
         sizes = {"block_size": block_size, "max_num_seqs": max_num_seqs, "max_model_len": max_model_len}
         if max_num_batched_tokens is not None:
@@ -58,14 +68,17 @@ class Scheduler:
         for name, value in sizes.items():
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
-        self.cache = PrefixCache(block_size) if prefix_cache else None
+        self.disk = disk
+        self.cache = PrefixCache(block_size, None if disk is None else disk.withdraw) if prefix_cache else None
         self.pool = BlockPool(num_blocks, self.cache)
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.watermark_blocks = resolve_watermark_blocks(num_blocks, 0.0, watermark_blocks)
+        self.reserve = reserve or FixedReserve(resolve_watermark_blocks(num_blocks, 0.0, watermark_blocks))
         self.drafter = drafter
+        self.policy = Fcfs() if policy is None else policy
         self.counters = SchedulerCounters()
+        self.notes = StepNotes()
         self.requests: dict[str, Request] = {}
         self.waiting: OrderedDict[str, Request] = OrderedDict()
         self.running: list[Request] = []
@@ -74,11 +87,17 @@ class Scheduler:
         self.door = Door(num_blocks, block_size, max_model_len)
         self._num_arrivals = 0
         self._in_flight: tuple[tuple[ScheduledRequest, Request], ...] = ()
+        self.loads: tuple[Load, ...] = ()
 
     @property
     def has_work(self) -> bool:
         """Whether anything is unfinished or still to be released."""
         return bool(self.requests)
+
+    @property
+    def watermark_blocks(self) -> int:
+        """The reserve, as it was chosen last."""
+        return self.reserve.blocks
 
     @property
     def num_running(self) -> int:
@@ -102,6 +121,7 @@ class Scheduler:
         self._num_arrivals += 1
         self.requests[request.request_id] = request
         self.waiting[request.request_id] = request
+        self.policy.enter(request, self.counters.iterations)
 
     def abort(self, request_id: str) -> bool:
         """End a request in whatever state it is; False when it is unknown or finished already."""
@@ -148,30 +168,38 @@ class Scheduler:
             del self.requests[request.request_id]
             if self.drafter is not None:
                 self.drafter.forget(request.request_id)
+            if self.disk is not None:
+                self.disk.forget(request)
         self.finished.clear()
         return released
 
     @property
     def num_decoding(self) -> int:
         """Running requests whose next token is one step away, and not their first."""
-        return sum([1 for each in self.running if each.output_token_ids and _missing_tokens(each) == 1])
+        return sum([1 for each in self.running if each.output_token_ids and each.num_missing_tokens == 1])
 
     def schedule(self, prefill_budget: int | None = None) -> SchedulerOutput:
-        """Decide one step: release, grow, admit; then hand out tokens.
+        """Decide one step: release, grow, admit; then hand out tokens. A policy may have the last preempted for a head.
 
         prefill_budget bounds the tokens of this step to so many, and at least one, beyond one for each running request.
         Raises InvariantError when the step before it has had neither its result nor its failure.
         """
         if self._in_flight and self.step_is_in_flight:
             raise InvariantError(f"step {self.counters.iterations - 1} is still in flight: it has had no result")
+        self.notes.begin()
+        self.loads = ()
         released = self.release_finished()
+        self.policy.arrange(self.running)
         preempted = self._grow()
         budget = self._budget(prefill_budget)
-        admitted = self._admit(budget)
+        admitted, displaced = self._admit(budget)
+        if self.waiting and self.notes.blocked is None:
+            self.notes.block(self.policy.head(self.waiting), len(self.free_slots), self.max_num_seqs, budget)
         self._in_flight = self._plan_all(budget)
         step = self.counters.iterations
         self.counters.iterations += 1
-        return SchedulerOutput(step, tuple([each for each, _ in self._in_flight]), admitted, preempted, released)
+        scheduled = tuple([each for each, _ in self._in_flight])
+        return SchedulerOutput(step, scheduled, admitted, preempted + displaced, released, self.loads)
 
     def update(self, result: StepResult) -> tuple[RequestUpdate, ...]:
         """Take in a step's result: one record for each request that got tokens or a fault, in schedule order.
@@ -180,8 +208,8 @@ class Scheduler:
         nothing, when the result does not answer the step in flight.
         """
         in_flight = self._in_flight
-        tokens_of, fault_of = _checked(in_flight, result)
-        self._in_flight = ()
+        tokens_of, fault_of = checked(in_flight, result)
+        self._in_flight = self.loads = ()
         updates = []
         for each, request in in_flight:
             if request.state is RequestState.FINISHED:
@@ -190,7 +218,7 @@ class Scheduler:
             fault = fault_of.get(each.request_id) if fault_of else None
             if fault is not None:
                 self._end(request, FinishReason.ERROR, fault.message)
-                request.error_param = fault.param
+                request.error_param, request.publish_at = fault.param, NEVER
             else:
                 request.num_computed_tokens += len(each.token_ids) - each.num_drafts
             if token_ids:
@@ -233,6 +261,8 @@ class Scheduler:
                 self.pool.share((block_id,))
                 self.pool.release((own,))
                 request.block_ids[index] = block_id
+            elif self.disk is not None:
+                self.disk.offer(request, index, own)
         request.publish_at = (end + 1) * self.block_size
 
     def _trim(self, request: Request) -> None:
@@ -252,17 +282,20 @@ class Scheduler:
         request.move_to(RequestState.FINISHED)
         request.finish_reason = reason
         request.error = error
+        if reason is FinishReason.STOP or reason is FinishReason.LENGTH:
+            self.reserve.note_end(request.num_output_tokens)
         if was_running:
             self._leave_running(request)
         else:
             del self.waiting[request.request_id]
+        self.policy.leave(request, was_running)
         self.finished.append(request)
 
     def _leave_running(self, request: Request) -> None:
-        """Found by halving, as the running are in arrival order: half of them may leave in one step."""
-        index = bisect_left(self.running, request.arrival, key=attrgetter("arrival"))
+        """Found by halving, as the running are in the order of their ranks: half of them may leave in one step."""
+        index = bisect_left(self.running, request.rank, key=RANK)
         if self.running[index : index + 1] != [request]:
-            raise InvariantError(f"request {request.request_id}: not where its arrival {request.arrival} puts it")
+            raise InvariantError(f"request {request.request_id}: not where its rank {request.rank} puts it")
         del self.running[index]
 
     def _give_back(self, request: Request) -> None:
@@ -280,9 +313,10 @@ class Scheduler:
             if request.num_tokens <= len(request.block_ids) * size:  # as in nearly every step
                 grown += 1
                 continue
-            block_ids = self.pool.allocate(self._blocks_needed(request) - len(request.block_ids))
+            block_ids = self.pool.allocate(self._blocks_needed(request) - len(request.block_ids), request.block_ids[-1])
             if block_ids is None:
-                # The running are in arrival order, so the last one is the youngest, and has not grown yet.
+                # The last in order: by arrival the youngest. It has not grown yet.
+                self.notes.preempt(self.running[-1], request)
                 preempted.append(self._preempt(self.running[-1]))
             else:
                 request.block_ids += block_ids
@@ -300,6 +334,7 @@ class Scheduler:
         victim.num_preemptions += 1
         self.waiting[victim.request_id] = victim
         self.waiting.move_to_end(victim.request_id, last=False)
+        self.policy.put_back(victim)
         return victim.request_id
 
     def _budget(self, prefill_budget: int | None) -> int | None:
@@ -310,65 +345,119 @@ class Scheduler:
         wanted = len(self.running) + max(1, prefill_budget)
         return wanted if most is None else min(most, wanted)
 
-    def _admit(self, budget: int | None) -> tuple[str, ...]:
-        """Admit from the head while a slot is free, the pool has room and the step has tokens left to give.
+    def _admit(self, budget: int | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Admit head after head while a slot is free, the pool has room and the step has tokens left to give.
 
+        Returns who was admitted, and who was preempted for it: the policy may let the head take what it lacks.
         A newcomer to a step whose budget is spent would only lock blocks that the others may need to grow. So
-        whoever is admitted gets a token at once and only the youngest can be in the middle of its tokens: all the
-        older ones lack one token each, so that every running request gets a token in every step, whatever its budget.
-        For the same reason a block that is being computed can be found one step later: the head waits for it, once.
+        whoever is admitted gets a token at once, as every running request does in every step, whatever its budget:
+        those behind a newcomer keep one each. Where all go in order of arrival nobody is behind one, and only the
+        youngest can be in the middle of its tokens.
+        For the same reason a block that is being computed can be found one step later: the head waits, once, for those
+        before it.
         """
         admitted: list[str] = []
-        if not self.waiting or not self.free_slots:
-            return ()
-        wanted = sum(_missing_tokens(request) for request in self.running)
-        computing = self._being_computed()
-        while self.waiting and self.free_slots and (budget is None or wanted < budget):
-            request = next(iter(self.waiting.values()))
+        displaced: list[str] = []
+        policy = self.policy
+        if not self.waiting or not (self.free_slots or policy.may_preempt):
+            return (), ()
+        wanted = sum(request.num_missing_tokens for request in self.running)
+        computing = self._being_computed(wanted)
+        while self.waiting:
+            request = policy.head(self.waiting)
+            fewest = 0 if self.free_slots else 1
+            if budget is not None:
+                fewest = max(fewest, tokens_too_many(request, self.running, wanted, budget))
+            if fewest and not policy.outranks(request, self.running[-1]):
+                break
             need, found = self._blocks_needed(request), self._find(request)
-            taken = need - self.pool.num_held(found.block_ids)
-            if taken > self.pool.num_free - self._reserve(need):
-                self.counters.watermark_delays += taken <= self.pool.num_free
+            victims = self._victims(request, fewest, need, found.block_ids)
+            if victims is None:
                 break
-            if found.missing in computing:
+            if computing.get(found.missing, request.rank) < request.rank:
+                self.notes.blocked = Blocked(request.request_id, "prefix", 1, 0, 1)
                 break
-            self._start(request, need, found.block_ids)
+            fetched = self._fetch(request, found)
+            if fetched is None:
+                self.notes.blocked = Blocked(request.request_id, "disk", 1, 0, 1)
+                break
+            for victim in victims:
+                wanted -= victim.num_missing_tokens
+                self.notes.preempt(victim, request)
+                displaced.append(self._preempt(victim))
+            self._start(request, need, found.block_ids, fetched)
             admitted.append(request.request_id)
-            wanted += _missing_tokens(request)
+            wanted += request.num_missing_tokens
             if found.missing is not None:
-                computing.add(found.missing)
-        return tuple(admitted)
+                computing[found.missing] = request.rank
+        self.counters.displaced += len(displaced)
+        return tuple(admitted), tuple(displaced)
+
+    def _victims(self, head: Request, fewest: int, need: int, found: Sequence[int]) -> list[Request] | None:
+        """Who must go for the head: mostly nobody; None where it must wait."""
+        pool, taken = self.pool, need - self.pool.num_held(found)
+        reserve = self._reserve(head, need, taken)
+        if not fewest:
+            if taken <= pool.num_free - reserve:
+                return []
+            self.counters.watermark_delays += taken <= pool.num_free
+        victims = None
+        if self.policy.may_preempt:
+            victims = choose_victims(
+                head, self.running, self.policy, pool, fewest=fewest, need=need, found=found, reserve=reserve
+            )
+        if victims is None and not fewest:
+            on = "blocks" if taken > pool.num_free else "reserve"
+            self.notes.blocked = Blocked(head.request_id, on, taken, pool.num_free, pool.num_blocks, reserve)
+        return victims
 
     def _find(self, request: Request) -> Prefix:
         return NOTHING if self.cache is None else self.cache.find(request)
 
-    def _being_computed(self) -> set[Link]:
-        """The block that is in front of a request in the middle of its tokens, which only the youngest can be."""
-        if self.cache is None or not self.running or _missing_tokens(self.running[-1]) == 1:
-            return set()
-        missing = self._find(self.running[-1]).missing
-        return set() if missing is None else {missing}
+    def _fetch(self, request: Request, found: Prefix) -> tuple[BlockData, ...] | None:
+        """What the disk has behind what was found. Where nobody runs, nobody is held up by waiting for it."""
+        if self.disk is None:
+            return ()
+        return self.disk.fetched(request, len(found.block_ids), wait=not self.running)
 
-    def _reserve(self, need: int) -> int:
+    def _being_computed(self, wanted: int) -> dict[Link | None, tuple[float, int]]:
+        """The blocks in front of those in the middle of their tokens, with the rank of the first to compute each."""
+        computing: dict[Link | None, tuple[float, int]] = {}
+        if self.cache is not None and wanted > len(self.running):
+            for request in self.running:
+                missing = self._find(request).missing if request.num_missing_tokens > 1 else None
+                if missing is not None:
+                    computing.setdefault(missing, request.rank)
+        return computing
+
+    def _reserve(self, head: Request, need: int, taken: int) -> int:
         """The watermark may delay a request, it may never exclude one: what it could never let in is let off."""
-        admissible_blocks = self.pool.num_blocks - self.watermark_blocks
-        return self.watermark_blocks if need <= admissible_blocks else 0
+        reserve = self.reserve.choose(head, need, taken, self.pool.num_free, self.running)
+        return reserve if need <= self.pool.num_blocks - reserve else 0
 
-    def _start(self, request: Request, need: int, found: list[int]) -> None:
+    def _start(self, request: Request, need: int, found: list[int], fetched: Sequence[BlockData]) -> None:
         self.pool.share(found)  # first, so that none of them is evicted for the others
-        block_ids = self.pool.allocate(need - len(found))
+        block_ids = self.pool.allocate(need - len(found), found[-1] if found else None)
         if block_ids is None:
             raise InvariantError(f"request {request.request_id}: {need} blocks wanted, {self.pool.num_free} free")
         request.move_to(RequestState.RUNNING)
         request.block_ids += found + block_ids
-        request.num_computed_tokens = request.num_cached_tokens = len(found) * self.block_size
+        if fetched:
+            self.loads += tuple(map(Load, block_ids, fetched))
+            self.counters.disk_hit_tokens += len(fetched) * self.block_size
+        request.num_computed_tokens = request.num_cached_tokens = (len(found) + len(fetched)) * self.block_size
         if self.cache is not None:
-            request.publish_at = request.num_cached_tokens + self.block_size
+            # What is loaded becomes findable with what is computed, once the step has come back.
+            request.publish_at = (len(found) + 1) * self.block_size
             self._count_hit(request)
         request.slot = heapq.heappop(self.free_slots)
         request.num_tokens_at_admission = request.num_tokens
         del self.waiting[request.request_id]
-        self.running.append(request)
+        self.policy.start(request)
+        if self.running and request.rank < self.running[-1].rank:
+            insort(self.running, request, key=RANK)
+        else:
+            self.running.append(request)
         self.counters.admissions += 1
 
     def _count_hit(self, request: Request) -> None:
@@ -379,98 +468,25 @@ class Scheduler:
             self.counters.hit_tokens += request.num_cached_tokens
             request.num_hit_tokens = request.num_cached_tokens
 
-    def _plan_all(self, left: int | None) -> tuple[tuple[ScheduledRequest, Request], ...]:
-        """Hand out the budget, oldest first. All but the youngest lack less than it (see _admit)."""
+    def _plan_all(self, budget: int | None) -> tuple[tuple[ScheduledRequest, Request], ...]:
+        """Hand out the budget: a token for each, as there is for all of them (see _admit), the rest in order."""
         shares, sampling, num_tokens = [], [], 0
+        left = None if budget is None else budget - len(self.running)
         for request in self.running:
             missing = share = request.num_tokens - request.num_computed_tokens
-            if left is not None:
-                if share > left:
-                    share = left
-                left -= share
+            if share > 1 and left is not None:
+                share = min(share, left + 1)
+                left -= share - 1
             shares.append((request, share, share == missing))
             num_tokens += share
             if share == missing:
                 sampling.append(request)
         self.counters.forward_tokens += num_tokens
         if self.drafter is not None:
-            self._draft(self.drafter, sampling, left)
-        return tuple([(self._plan(request, share, samples), request) for request, share, samples in shares])
-
-    def _draft(self, drafter: Drafter, sampling: list[Request], left: int | None) -> None:
-        """Guess on, oldest first, within the budget that is left, the free blocks, and what each may still generate."""
-        load = StepLoad(len(sampling), len(sampling))
-        for request in sampling:
-            room = (len(request.block_ids) + self.pool.num_free) * self.block_size - request.num_tokens
-            most = min(room, request.max_tokens - request.num_output_tokens - 1)
-            most = most if left is None else min(most, left)
-            drafts = drafter.draft(request, most, load) if most > 0 else ()
-            need = blocks_for_length(request.num_tokens + len(drafts), self.block_size)
-            request.block_ids += self.pool.allocate(need - len(request.block_ids)) or ()
-            request.draft_token_ids = drafts
-            self.counters.drafted_tokens += len(drafts)
-            self.counters.forward_tokens += len(drafts)
-            left = None if left is None else left - len(drafts)
-
-    def _plan(self, request: Request, share: int, samples: bool) -> ScheduledRequest:
-        first, drafts = request.num_computed_tokens, request.draft_token_ids
-        end = first + share
-        if request.num_preemptions:
-            self.counters.recomputed_tokens += max(0, min(end, request.num_tokens_at_admission) - first)
-        if request.slot is None:
-            raise InvariantError(f"request {request.request_id}: running without a slot")
-        token_ids, table = request.token_ids_between(first, end), tuple(request.block_ids)
-        # By position: names cost half as much again, and this is done for each request in each step.
-        return ScheduledRequest(
-            request.request_id,
-            request.slot,
-            first,
-            token_ids + drafts if drafts else token_ids,
-            table,
-            samples,
-            len(request.output_token_ids),
-            _admission(request) if first == request.num_cached_tokens else None,
-            len(drafts),
-        )
+            num_drafts = place_drafts(self.drafter, sampling, left, self.pool, self.block_size)
+            self.counters.drafted_tokens += num_drafts
+            self.counters.forward_tokens += num_drafts
+        return tuple([(planned(*each, self.counters), each[0]) for each in shares])
 
     def _blocks_needed(self, request: Request) -> int:
         return blocks_for_length(request.num_tokens, self.block_size)
-
-
-def _missing_tokens(request: Request) -> int:
-    return request.num_tokens - request.num_computed_tokens
-
-
-def _admission(request: Request) -> Admission:
-    output = tuple(request.output_token_ids)
-    return Admission(request.prompt_token_ids, output, request.sampling, request.seed, request.mask)
-
-
-def _checked(
-    in_flight: tuple[tuple[ScheduledRequest, Request], ...], result: StepResult
-) -> tuple[dict[str, tuple[int, ...]], dict[str, RequestFault]]:
-    """Tokens and faults by request id, each scheduled sample answered once. Raises InvariantError otherwise."""
-    tokens_of = dict(result.sampled)
-    fault_of = {each.request_id: each for each in result.faults}
-    answered = tokens_of.keys() | fault_of.keys() if fault_of else tokens_of.keys()
-    if len(answered) != len(result.sampled) + len(result.faults):
-        answers = [each.request_id for each in result.sampled] + [each.request_id for each in result.faults]
-        raise InvariantError(f"a step's result answers a request twice: {sorted(answers)}")
-    if strange := answered - {each.request_id for each, _ in in_flight}:
-        raise InvariantError(f"request {min(strange)}: has a result but was not scheduled in this step")
-    for each, request in in_flight:
-        if (token_ids := tokens_of.get(each.request_id)) is not None:
-            if len(token_ids) != 1 or not each.samples:
-                _check_tokens(each, token_ids)
-        elif each.samples and not request.is_finished and each.request_id not in fault_of:
-            raise InvariantError(f"request {each.request_id}: scheduled to sample, got neither a token nor a fault")
-    return tokens_of, fault_of
-
-
-def _check_tokens(each: ScheduledRequest, token_ids: tuple[int, ...]) -> None:
-    """What holds of a single token that was asked for is all that is asked of most."""
-    if not each.samples:
-        raise InvariantError(f"request {each.request_id}: has a token but was scheduled without sampling")
-    drafts = each.token_ids[len(each.token_ids) - each.num_drafts :]
-    if not token_ids or token_ids[:-1] != drafts[: len(token_ids) - 1]:
-        raise InvariantError(f"request {each.request_id}: has tokens {token_ids} behind the drafts {drafts}")

@@ -6,9 +6,11 @@ that it is right exceeds the tokens that the step gives for a row anyway.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from millpond.core.block_pool import BlockPool, blocks_for_length
 from millpond.core.ngram import RUN_LENGTHS, NgramIndex
 from millpond.core.request import Request
 
@@ -96,3 +98,21 @@ class PromptLookup:
 
     def forget(self, request_id: str) -> None:
         self._records.pop(request_id, None)
+
+
+def place_drafts(
+    drafter: Drafter, sampling: Sequence[Request], left: int | None, pool: BlockPool, block_size: int
+) -> int:
+    """Guess on for those who sample in this step, in order, within the budget that is left, the free blocks, and what
+    each may still generate. Returns how many guesses there are."""
+    load, num_drafts = StepLoad(len(sampling), len(sampling)), 0
+    for request in sampling:
+        room = (len(request.block_ids) + pool.num_free) * block_size - request.num_tokens
+        most = min(room, request.max_tokens - request.num_output_tokens - 1)
+        most = most if left is None else min(most, left - num_drafts)
+        drafts = drafter.draft(request, most, load) if most > 0 else ()
+        need = blocks_for_length(request.num_tokens + len(drafts), block_size)
+        request.block_ids += pool.allocate(need - len(request.block_ids), request.block_ids[-1]) or ()
+        request.draft_token_ids = drafts
+        num_drafts += len(drafts)
+    return num_drafts

@@ -44,15 +44,29 @@ class ScheduledRequest(NamedTuple):
     num_drafts: int = 0
 
 
+BlockData = bytes | bytearray | memoryview
+
+
+class Load(NamedTuple):
+    """A block whose K/V is to be in place before the step's forward: its bytes as the runner once gave them."""
+
+    block_id: int
+    data: BlockData
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step's work, oldest request first, and what happened to the queues on the way to it (request ids)."""
+    """One step's work, oldest request first, and what happened to the queues on the way to it (request ids).
+
+    loads are blocks of requests that this step admits.
+    """
 
     step: int
     scheduled: tuple[ScheduledRequest, ...]
     admitted: tuple[str, ...] = ()
     preempted: tuple[str, ...] = ()
     released: tuple[str, ...] = ()
+    loads: tuple[Load, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -11,21 +11,29 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from millpond.config import LoadLimits
+from millpond.core.request import FinishReason
 from millpond.core.step import Clock, StepStats
-from millpond.engine.call import Call, EngineRequest, Item, Mailbox, Refusal
-from millpond.engine.deadlines import Deadlines
+from millpond.engine.call import MOST_DEADLINE_MS, Call, EngineRequest, Item, Mailbox, Refusal
+from millpond.engine.deadlines import Deadlines, Expiries, Limit, missed_deadline
 from millpond.engine.engine import Engine
+from millpond.engine.estimate import Estimate, Speed
 from millpond.engine.limits import RequestLimits
 from millpond.engine.metrics import EngineMetrics
 from millpond.engine.outputs import RequestOutput
+from millpond.engine.timeline import NOWHERE, Origin
+from millpond.engine.timelines import Timelines
 from millpond.engine.waiting_room import WaitingRoom
 from millpond.errors import (
+    DeadlineError,
     EngineDeadError,
     InvalidRequestError,
     MillpondError,
     OverloadedError,
+    RequestTimeoutError,
     SlowReaderError,
     shown,
 )
@@ -34,7 +42,12 @@ logger = logging.getLogger(__name__)
 
 JOIN_SECONDS = 10.0
 
-Abort = str
+
+class Abort(NamedTuple):
+    """A message to the engine: end this request."""
+
+    request_id: str
+    cause: str
 
 
 class AsyncEngine:
@@ -48,6 +61,7 @@ class AsyncEngine:
         self._observer = engine.observer
         engine.observer = self._observe
         self.metrics = engine.metrics = engine.metrics or EngineMetrics(engine.scheduler)
+        self.timelines = engine.timelines = engine.timelines or Timelines(engine.scheduler, engine.now)
         self.load = load or LoadLimits()
         self._clock = clock
         self._inbox: list[EngineRequest | Abort] = []
@@ -58,6 +72,8 @@ class AsyncEngine:
         self._calls: dict[str, Call] = {}
         self._room = WaitingRoom(self.load, engine.config.max_num_seqs)
         self._deadlines = Deadlines()
+        self._expiries = Expiries()
+        self._speed = Speed()
         self._alarm: asyncio.TimerHandle | None = None
         self._dead: EngineDeadError | None = EngineDeadError("the engine has not started")
         self._step_began: float | None = None
@@ -139,26 +155,70 @@ class AsyncEngine:
     def _slots_are_free(self) -> bool:
         return self.last_step is None or self.last_step.num_waiting == 0
 
-    def take(self, requests: Sequence[EngineRequest]) -> Call:
+    def take(self, requests: Sequence[EngineRequest], origin: Origin = NOWHERE) -> Call:
         """Queue requests that belong together, all of them or none; outputs() gives what comes of them.
 
+        origin is for their timelines.
         Whoever takes must let go again: outputs() does when it ends or is closed, otherwise release() does.
-        Raises OverloadedError, InvalidRequestError naming the field, or EngineDeadError.
+        Raises OverloadedError, DeadlineError, InvalidRequestError naming the field, or EngineDeadError.
         """
         for request in requests:
             self.limits.check(request.prompt_token_ids, request.sampling)
+            self.limits.check_priority(request.priority)
             _check_timeout(request.timeout, self.load.request_timeout)
+            _check_deadline(request.deadline_ms)
             if request.request_id in self._calls:
                 raise InvalidRequestError(f"request id {request.request_id!r} is already in use", "request_id")
         num_tokens_of = {request.request_id: len(request.prompt_token_ids) for request in requests}
         self.check_room(len(num_tokens_of), sum(num_tokens_of.values()))
         now = self._clock()
+        self._check_deadlines(now, requests)
         self._room.enter(now, num_tokens_of)
         call = Call(requests, Mailbox(), set(num_tokens_of))
         self._calls.update(dict.fromkeys(num_tokens_of, call))
         self._set_deadlines(now, call)
-        self._send(requests)
+        for request in requests:
+            self.timelines.take(request.request_id, request.arrived, len(request.prompt_token_ids), origin)
+        self._send([_dated(now, request) for request in requests])
         return call
+
+    def _check_deadlines(self, now: float, requests: Sequence[EngineRequest]) -> None:
+        for request in requests:
+            if request.deadline_ms is None:
+                continue
+            estimate = self._estimate(now, request)
+            if 1000 * estimate.seconds > request.deadline_ms:
+                self.metrics.turned_away["deadline_unreachable"] += 1
+                raise DeadlineError(
+                    f"the answer could not be there within deadline_ms {request.deadline_ms}: {estimate}"
+                )
+
+    def _estimate(self, now: float, request: EngineRequest) -> Estimate:
+        """An answer that may end early is taken to be as long as those of late; as the others, where it can't."""
+        sampling, num_prompt_tokens = request.sampling, len(request.prompt_token_ids)
+        most = self.limits.check(request.prompt_token_ids, sampling)
+        usual = min(most, max(sampling.min_tokens, self._room.mean_output_tokens))
+        num_tokens = most if sampling.ignore_eos and not (sampling.stop or sampling.stop_token_ids) else usual
+        num_before = self._num_before(request)
+        waiting = 0.0
+        if num_before or self.limits.policy == "fcfs":  # else it may take somebody's place
+            waiting = self._room.seconds_to_wait(now, num_before, slots_are_free=self._slots_are_free)
+        config = self._engine.config
+        tokens_a_step = 1.0 if config.speculative == "off" else 1.0 + config.speculative_tokens
+        num_running = min(self._room.num_inside, config.max_num_seqs - 1)
+        counters = self._engine.scheduler.counters
+        found = counters.hit_tokens / max(1, counters.queried_tokens)  # of other prompts, in the prefix cache
+        return self._speed.estimate(waiting, (1.0 - found) * num_prompt_tokens, num_tokens, num_running, tokens_a_step)
+
+    def _num_before(self, request: EngineRequest) -> int:
+        """How many of those who wait go before it for sure, by the policy."""
+        policy = self.limits.policy
+        if policy == "fcfs":
+            return self._room.num_waiting
+        waiting = [each for call in set(self._calls.values()) if call.is_waiting for each in call.requests]
+        if policy == "priority":
+            return sum(each.priority <= request.priority for each in waiting)
+        return sum(each.tenant == request.tenant for each in waiting)
 
     def release(self, call: Call) -> None:
         """Let go of a call: what of it has not ended is aborted. Once is enough, and more does no harm."""
@@ -169,7 +229,7 @@ class AsyncEngine:
         for request_id in request_ids:
             self._calls.pop(request_id, None)
         self._room.leave(request_ids)
-        self._send(sorted(call.unfinished))
+        self._send([Abort(request_id, call.cause) for request_id in sorted(call.unfinished)])
 
     async def outputs(self, call: Call) -> AsyncGenerator[RequestOutput]:
         """What each step gives the requests of a call, until all have ended. Closing it aborts those that have not.
@@ -182,6 +242,8 @@ class AsyncEngine:
                     output = _unwrap(item)
                     if output.finish_reason is not None:
                         call.unfinished.discard(output.request_id)
+                        if output.finish_reason is FinishReason.ERROR:
+                            call.cause = "another_choice_failed"
                     yield output
                     if not call.unfinished:
                         break
@@ -191,16 +253,26 @@ class AsyncEngine:
     def end_overdue(self) -> None:
         """End the calls whose time is over. An alarm calls this when the next one's is."""
         for call, error in self._deadlines.due(self._clock()):
-            self.metrics.turned_away[error.code] += 1
-            call.mailbox.put(error)
+            self._tell_overdue(call, error)
         self._set_alarm()
+
+    def _tell_overdue(self, call: Call, error: RequestTimeoutError) -> None:
+        """Once: the engine's thread may find the same as the alarm."""
+        if not call.is_overdue:
+            call.is_overdue = True
+            self.metrics.turned_away[error.code] += 1
+            call.cause = error.code
+            call.mailbox.put(error)
 
     def _set_deadlines(self, now: float, call: Call) -> None:
         timeouts = [request.timeout for request in call.requests if request.timeout is not None]
         if (in_all := min(timeouts, default=self.load.request_timeout)) is not None:
-            self._deadlines.add(now, call, in_all, for_waiting=False)
+            self._deadlines.add(now, call, in_all, Limit.REQUEST)
         if self.load.queue_timeout is not None:
-            self._deadlines.add(now, call, self.load.queue_timeout, for_waiting=True)
+            self._deadlines.add(now, call, self.load.queue_timeout, Limit.QUEUE)
+        deadlines = [request.deadline_ms for request in call.requests if request.deadline_ms is not None]
+        if deadlines:
+            self._deadlines.add(now, call, min(deadlines) / 1000, Limit.DEADLINE)
         self._set_alarm()
 
     def _set_alarm(self) -> None:
@@ -226,15 +298,17 @@ class AsyncEngine:
         try:
             while (messages := self._next_messages()) is not None:
                 self._step_began = self._clock()
-                items: list[Item] = self._drain(messages)
+                items: list[Item] = self._drain(messages) + self._expire()
                 admitted: tuple[str, ...] = ()
                 if self._engine.has_unfinished:
                     items += self._engine.step()
                     admitted = self._engine.admitted
+                    self._expiries.forget(admitted)
                 self._step_began = None
                 if items or admitted:
                     self._post(items, admitted)
             self._engine.abort_all()
+            self._engine.close()
         except BaseException as error:
             request_ids = ", ".join(self._engine.unfinished_ids)
             logger.exception("the engine's thread died; requests that end with it: %s", request_ids or "none")
@@ -255,18 +329,35 @@ class AsyncEngine:
         refused: list[Item] = []
         for message in messages:
             if isinstance(message, Abort):
-                self._engine.abort(message)
+                self._engine.abort(message.request_id, message.cause)
+                self._expiries.forget([message.request_id])
                 continue
             try:
                 self._engine.add_request(
-                    message.request_id, message.prompt_token_ids, message.sampling, message.arrived
+                    message.request_id,
+                    message.prompt_token_ids,
+                    message.sampling,
+                    message.arrived,
+                    priority=message.priority,
+                    tenant=message.tenant,
                 )
+                if message.deadline_ms is not None and message.deadline_at is not None:
+                    self._expiries.add(message.request_id, message.deadline_at, message.deadline_ms)
             except MillpondError as error:
+                self.timelines.drop(message.request_id)
                 refused.append(Refusal(message.request_id, error))
         return refused
 
+    def _expire(self) -> list[Item]:
+        """Give up those whose deadline has passed before they began: none of them costs a step anything."""
+        late = self._expiries.due(self._clock()) if self._expiries else {}
+        for request_id in late:
+            self._engine.abort(request_id)
+        return [Refusal(request_id, missed_deadline(deadline_ms, True)) for request_id, deadline_ms in late.items()]
+
     def _observe(self, stats: StepStats) -> None:
         self.last_step = stats
+        self._speed.note(stats)
         if self._observer is not None:
             self._observer(stats)
 
@@ -291,7 +382,10 @@ class AsyncEngine:
             call = self._calls.get(item.request_id)
             if call is None:
                 continue
-            call.mailbox.put(item)
+            if isinstance(item, Refusal) and isinstance(item.error, RequestTimeoutError):
+                self._tell_overdue(call, item.error)
+            else:
+                call.mailbox.put(item)
             if isinstance(item, Refusal) or item.finish_reason is not None:
                 self._end(item)
             elif len(call.mailbox) > self.load.max_unread_outputs and not call.is_suspected:
@@ -324,6 +418,7 @@ class AsyncEngine:
         name = call.requests[0].request_id
         logger.warning("request %s is aborted: its client has left %d outputs unread", name, num_unread)
         self.metrics.turned_away["slow_reader"] += 1
+        call.cause = "slow_reader"
         self.release(call)
         call.mailbox.replace(SlowReaderError(f"the answer was ended: {num_unread} pieces of it were left unread"))
 
@@ -341,6 +436,17 @@ def _check_timeout(seconds: float | None, most: float | None) -> None:
         raise InvalidRequestError(f"timeout must be a number of seconds above 0, got {shown(seconds)}", "timeout")
     if most is not None and seconds > most:
         raise InvalidRequestError(f"timeout may be at most {most:g} s on this server, got {shown(seconds)}", "timeout")
+
+
+def _dated(now: float, request: EngineRequest) -> EngineRequest:
+    return request if request.deadline_ms is None else replace(request, deadline_at=now + request.deadline_ms / 1000)
+
+
+def _check_deadline(deadline_ms: int | None) -> None:
+    if deadline_ms is not None and not 1 <= deadline_ms <= MOST_DEADLINE_MS:
+        raise InvalidRequestError(
+            f"deadline_ms must be from 1 to {MOST_DEADLINE_MS} milliseconds, got {shown(deadline_ms)}", "deadline_ms"
+        )
 
 
 def _unwrap(item: Item | MillpondError) -> RequestOutput:

@@ -11,16 +11,26 @@ from millpond.core.sampling import SamplingParams
 from millpond.engine.outputs import RequestOutput
 from millpond.errors import MillpondError
 
+MOST_DEADLINE_MS = 86_400_000  # a day
+
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """timeout bounds the whole of it, in seconds from when it is taken; None is what the server has. arrived is when
-    it was made, by the engine's clock."""
+    """What is taken of one answer. priority and tenant are for the policy.
+
+    timeout bounds the whole of it, in seconds from when it is taken; None is what the server has. deadline_ms is the
+    time in which the answer is of use, which ends at deadline_at, by the clock of who has taken it. arrived is when it
+    was made, by the engine's clock.
+    """
 
     request_id: str
     prompt_token_ids: Sequence[int]
     sampling: SamplingParams
     timeout: float | None = None
+    deadline_ms: int | None = None
+    deadline_at: float | None = None
+    priority: int = 0
+    tenant: str = ""
     arrived: float = field(default_factory=time.monotonic, compare=False)
 
 
@@ -71,12 +81,15 @@ class Mailbox:
 class Call:
     """Requests that were taken together and end together. unfinished holds the ids that have not ended for the reader.
 
-    is_waiting until the first of them is admitted; is_over once the caller has let go of it.
+    is_waiting until the first of them is admitted; is_overdue once its time has passed; is_over once the caller has let
+    go of it. cause is why what has not ended by then is aborted.
     """
 
     requests: Sequence[EngineRequest]
     mailbox: Mailbox
     unfinished: set[str]
     is_waiting: bool = True
+    is_overdue: bool = False
     is_over: bool = False
     is_suspected: bool = False
+    cause: str = "client_gone"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Iterable
+from enum import StrEnum
 
 from millpond.engine.call import Call
 from millpond.errors import RequestTimeoutError
@@ -11,21 +13,29 @@ from millpond.errors import RequestTimeoutError
 FEWEST_TO_SWEEP = 64
 
 
+class Limit(StrEnum):
+    """What a moment bounds: the wait for the first step, the whole answer, or the time in which it is of use."""
+
+    QUEUE = "queue_timeout"
+    REQUEST = "request_timeout"
+    DEADLINE = "deadline"
+
+
 class Deadlines:
     """A heap of (moment, call, what the caller is told then). Those of calls that are over are passed over."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Call, float, bool]] = []
+        self._heap: list[tuple[float, int, Call, float, Limit]] = []
         self._order = itertools.count()
         self._sweep_at = FEWEST_TO_SWEEP
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, now: float, call: Call, seconds: float, *, for_waiting: bool) -> None:
+    def add(self, now: float, call: Call, seconds: float, limit: Limit) -> None:
         if len(self._heap) >= self._sweep_at:
             self._sweep()
-        heapq.heappush(self._heap, (now + seconds, next(self._order), call, seconds, for_waiting))
+        heapq.heappush(self._heap, (now + seconds, next(self._order), call, seconds, limit))
 
     def _sweep(self) -> None:
         """Most calls are over long before their moment, and would be kept until then."""
@@ -44,18 +54,51 @@ class Deadlines:
         """Take out those whose moment has come."""
         found = []
         while (moment := self.next) is not None and moment <= now:
-            _, _, call, seconds, for_waiting = heapq.heappop(self._heap)
-            found.append((call, _error(seconds, for_waiting)))
+            _, _, call, seconds, limit = heapq.heappop(self._heap)
+            found.append((call, _error(seconds, limit, call.is_waiting)))
         return found
 
 
-def _counts(entry: tuple[float, int, Call, float, bool]) -> bool:
-    _, _, call, _, for_waiting = entry
-    return not call.is_over and (call.is_waiting or not for_waiting)
+def _counts(entry: tuple[float, int, Call, float, Limit]) -> bool:
+    _, _, call, _, limit = entry
+    return not call.is_over and not call.is_overdue and (call.is_waiting or limit is not Limit.QUEUE)
 
 
-def _error(seconds: float, for_waiting: bool) -> RequestTimeoutError:
-    if for_waiting:
+def _error(seconds: float, limit: Limit, is_waiting: bool) -> RequestTimeoutError:
+    if limit is Limit.QUEUE:
         message = f"the request waited for {seconds:g} s, its limit, and no step had room for it; try again later"
-        return RequestTimeoutError(message, "queue_timeout")
-    return RequestTimeoutError(f"the request took longer than its limit of {seconds:g} s", "request_timeout")
+        return RequestTimeoutError(message, limit.value)
+    if limit is Limit.DEADLINE:
+        return missed_deadline(round(1000 * seconds), is_waiting)
+    return RequestTimeoutError(f"the request took longer than its limit of {seconds:g} s", limit.value)
+
+
+def missed_deadline(deadline_ms: int, is_waiting: bool) -> RequestTimeoutError:
+    """What the caller of a request is told whose deadline has passed."""
+    where = "before any step had room for it" if is_waiting else "before the answer was complete"
+    code = "deadline_waiting" if is_waiting else "deadline_running"
+    return RequestTimeoutError(f"deadline_ms {deadline_ms} has passed {where}", code)
+
+
+class Expiries:
+    """The moments from which requests that have not begun are of no use. The engine's thread has it, and no clock."""
+
+    def __init__(self) -> None:
+        self._moments: dict[str, tuple[float, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._moments)
+
+    def add(self, request_id: str, moment: float, deadline_ms: int) -> None:
+        self._moments[request_id] = moment, deadline_ms
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """These have begun, or ended."""
+        for request_id in request_ids if self._moments else ():
+            self._moments.pop(request_id, None)
+
+    def due(self, now: float) -> dict[str, int]:
+        """Take out those whose moment has come: deadline_ms by id."""
+        found = {name: deadline_ms for name, (moment, deadline_ms) in self._moments.items() if moment <= now}
+        self.forget(found)
+        return found

@@ -34,14 +34,25 @@ class DrainRate:
 
         They are taken to be like those that finished. Where none has, it takes at least as long as none has.
         """
-        self._forget(now - WINDOW_SECONDS)
-        elapsed = min(now - self._began, WINDOW_SECONDS)
-        seconds = elapsed
-        if self._finished:
-            tokens_of_requests = num_requests * self._tokens / len(self._finished)
-            tokens_of_prompts = num_prompt_tokens * self._tokens / max(1, self._prompt_tokens)
-            seconds = max(tokens_of_requests, tokens_of_prompts) * elapsed / self._tokens
+        seconds = self.seconds_measured(now, num_requests, num_prompt_tokens)
+        if seconds is None:
+            seconds = min(now - self._began, WINDOW_SECONDS)
         return max(1, min(MOST_SECONDS, math.ceil(seconds)))
+
+    def seconds_measured(self, now: float, num_requests: int, num_prompt_tokens: int) -> float | None:
+        """The same with no bounds; None where none has finished."""
+        self._forget(now - WINDOW_SECONDS)
+        if not self._finished:
+            return None
+        tokens_of_requests = num_requests * self._tokens / len(self._finished)
+        tokens_of_prompts = num_prompt_tokens * self._tokens / max(1, self._prompt_tokens)
+        elapsed = min(now - self._began, WINDOW_SECONDS)
+        return max(tokens_of_requests, tokens_of_prompts) * elapsed / self._tokens
+
+    @property
+    def mean_output_tokens(self) -> float:
+        """Of the answers that finished; 0 where none has."""
+        return (self._tokens - self._prompt_tokens) / len(self._finished) if self._finished else 0.0
 
     def _forget(self, before: float) -> None:
         while self._finished and self._finished[0][0] <= before:

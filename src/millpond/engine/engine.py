@@ -21,6 +21,7 @@ from millpond.engine.limits import RequestLimits
 from millpond.engine.masks import token_mask
 from millpond.engine.metrics import EngineMetrics
 from millpond.engine.outputs import RequestOutput
+from millpond.engine.timelines import Timelines
 from millpond.errors import InvalidRequestError
 from millpond.text.chat import ChatTemplate
 from millpond.text.tokenizer import Tokenizer
@@ -32,9 +33,9 @@ class Engine:
     """Turns one step after another over a scheduler and a runner.
 
     config is what the engine was built with, its open sizes filled in. vocab_size bounds the token ids that
-    may be sent and sampled. observer is called with the numbers of every step, in the thread that steps; metrics, where
-    it is set, keeps what becomes of requests as well. admitted are the ids that the last step admitted, for the first
-    time or again.
+    may be sent and sampled. observer is called with the numbers of every step, in the thread that steps; metrics and
+    timelines, where they are set, keep what becomes of requests. admitted are the ids that the last step admitted, for
+    the first time or again.
     Raises ModelFileError for a chat template that does not compile.
     """
 
@@ -56,9 +57,10 @@ class Engine:
         self.tokenizer = tokenizer
         self.chat_template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
         self.model_name = model_name
-        self.limits = RequestLimits(vocab_size, scheduler.door, tokenizer.eos_token_ids)
+        self.limits = RequestLimits(vocab_size, scheduler.door, tokenizer.eos_token_ids, config.policy)
         self.observer = observer
         self.metrics: EngineMetrics | None = None
+        self.timelines: Timelines | None = None
         self.admitted: tuple[str, ...] = ()
         self._clock = clock
         self._seeds = random.Random(config.seed)
@@ -75,6 +77,10 @@ class Engine:
         """Whether a step has anything to do: tokens to compute, or blocks to give back."""
         return self.scheduler.has_work
 
+    def now(self) -> float:
+        """Seconds of the clock that steps and requests are timed by."""
+        return self._clock()
+
     @property
     def unfinished_ids(self) -> tuple[str, ...]:
         """The requests that have still to be answered, oldest first."""
@@ -86,17 +92,21 @@ class Engine:
         prompt_token_ids: Sequence[int],
         sampling: SamplingParams,
         arrived: float | None = None,
+        *,
+        priority: int = 0,
+        tenant: str = "",
     ) -> None:
         """Queue a request. Raises InvalidRequestError, naming the field, for whatever could not be served.
 
         An id is in use until the step after its end, which gives its blocks back. arrived is when it came, by the
-        engine's clock, where that is not now.
+        engine's clock, where that is not now. priority and tenant are for the policy.
         """
         if request_id in self._answers:
             raise InvalidRequestError(f"request id {request_id!r} is already in use", "request_id")
         if sampling.n != 1:
             raise InvalidRequestError(f"an engine's request is one answer, but n is {sampling.n}", "n")
         max_tokens = self.limits.check(prompt_token_ids, sampling)
+        self.limits.check_priority(priority)
         ends = self.limits.end_token_ids(sampling)
         request = Request(
             request_id=request_id,
@@ -108,21 +118,30 @@ class Engine:
             mask=token_mask(sampling, ends, self.tokenizer),
             # The log probabilities of a prompt are those of all its positions, found or not.
             reads_prefix_cache=sampling.prompt_logprobs is None,
+            priority=priority,
+            tenant=tenant,
         )
         answer = Answer(request, self.tokenizer)
         self.scheduler.add_request(request)
         self._answers[request_id] = answer
-        if self.metrics is not None:
-            self.metrics.add(request_id, self._clock() if arrived is None else arrived)
+        if self.metrics is not None or self.timelines is not None:
+            arrived = self._clock() if arrived is None else arrived
+            if self.metrics is not None:
+                self.metrics.add(request_id, arrived)
+            if self.timelines is not None:
+                self.timelines.add(request, arrived)
 
-    def abort(self, request_id: str) -> None:
-        """End a request in any state, with no further output. One that is unknown or has ended is left alone."""
+    def abort(self, request_id: str, cause: str | None = None) -> None:
+        """End a request in any state, with no further output; cause is for its timeline. One that is unknown or has
+        ended is left alone."""
         answer = self._answers.pop(request_id, None)
         if answer is None:
             return
         self.scheduler.abort(request_id)
         if self.metrics is not None:
             self.metrics.abort(answer.request, self._clock())
+        if self.timelines is not None:
+            self.timelines.end(answer.request, self.scheduler.counters.iterations, self._clock(), cause)
 
     def abort_all(self) -> None:
         """End everything and give every block and slot back, without another forward.
@@ -135,6 +154,11 @@ class Engine:
         # The old one has seen requests that no step released.
         self._auditor = self._new_auditor()
 
+    def close(self) -> None:
+        """Let what is kept on disk be written to its end. For an engine that takes no step any more."""
+        if self.scheduler.disk is not None:
+            self.scheduler.disk.close()
+
     def _new_auditor(self) -> Auditor | None:
         return Auditor(self.scheduler) if self.config.audit else None
 
@@ -146,6 +170,8 @@ class Engine:
         self.admitted = plan.admitted
         if self._auditor is not None:
             self._auditor.after_schedule(plan)
+        if self.timelines is not None:
+            self.timelines.begin(plan, started)
         scheduled = self._clock()
         result = self._execute(plan)
         executed = self._clock()
@@ -158,6 +184,8 @@ class Engine:
         outputs = self._fail(plan) if result is None else [self._output(update) for update in updates]
         if self._auditor is not None:
             self._auditor.after_update(result or StepResult(()))
+        if self.timelines is not None:
+            self.timelines.step(plan.step, self._clock())
         if self.observer is not None or self.metrics is not None:
             ended = self._clock()
             times = (scheduled - started, executed - scheduled, updated - executed, ended - updated)

@@ -6,17 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millpond.core.door import Door
+from millpond.core.policies import MOST_PRIORITY
 from millpond.core.sampling import SamplingParams
 from millpond.errors import InvalidRequestError, shown
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """vocab_size bounds token ids; the scheduler's door bounds lengths; eos_token_ids end what does not ignore them."""
+    """vocab_size bounds token ids; the scheduler's door bounds lengths; eos_token_ids end what does not ignore them.
+
+    policy says whether a priority means anything.
+    """
 
     vocab_size: int
     door: Door
     eos_token_ids: frozenset[int] = frozenset()
+    policy: str = "fcfs"
 
     @property
     def max_total_tokens(self) -> int:
@@ -35,6 +40,19 @@ class RequestLimits:
         self.door.check(length, max_tokens)
         self._check_minimum(sampling, max_tokens)
         return max_tokens
+
+    def check_priority(self, priority: int) -> None:
+        """Raise InvalidRequestError for a priority out of bounds, or one that would be ignored."""
+        if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
+            raise InvalidRequestError(
+                f"priority must be from {-MOST_PRIORITY} to {MOST_PRIORITY}, got {shown(priority)}", "priority"
+            )
+        if priority and self.policy != "priority":
+            raise InvalidRequestError(
+                f"priority {priority} would change nothing: this server's policy is {self.policy}, and priorities take "
+                f"--policy priority; leave it out or set it to 0",
+                "priority",
+            )
 
     def end_token_ids(self, sampling: SamplingParams) -> frozenset[int]:
         """The tokens that end an answer."""

@@ -33,7 +33,10 @@ STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 1
 # fmt: on
 
 PHASES = ("schedule", "arrays", "forward", "sample", "update")
-TURNED_AWAY = ("waiting_requests", "waiting_tokens", "queue_timeout", "request_timeout", "slow_reader")
+TURNED_AWAY = (
+    *("waiting_requests", "waiting_tokens", "queue_timeout", "request_timeout", "slow_reader"),
+    *("deadline_unreachable", "deadline_waiting", "deadline_running"),
+)
 
 
 class Histogram:

@@ -77,6 +77,22 @@ class WaitingRoom:
             seconds,
         )
 
+    def seconds_to_wait(self, now: float, num_before: int, *, slots_are_free: bool) -> float:
+        """How long a request waits behind so many others, as measured; 0 where a slot is free or none has finished."""
+        if slots_are_free and len(self._inside) + num_before < self._max_num_seqs:
+            return 0.0
+        return self._rate.seconds_measured(now, num_before + 1, 0) or 0.0
+
+    @property
+    def mean_output_tokens(self) -> float:
+        """Of the answers that finished of late; 0 where none has."""
+        return self._rate.mean_output_tokens
+
+    @property
+    def num_inside(self) -> int:
+        """Requests that were admitted and have not ended."""
+        return len(self._inside)
+
     def enter(self, now: float, num_tokens_of: Mapping[str, int]) -> None:
         """Take requests in, by id, with the tokens of their prompts. check() comes first."""
         if not self._waiting and not self._inside:

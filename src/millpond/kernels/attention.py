@@ -29,14 +29,15 @@ GROUP_TOKENS = 8  # consecutive tokens of one sequence that attend together and 
 
 
 @intrinsic(prefer_literal=True)
-def score_tile(typingctx, isa, kv, rows, q, ldq, k, scores, ldscores, scale, head_dim):
-    """scores[0:rows, 0:16] = scale * q @ k for one block. q: rows as kv, the kind of cache, wants them."""
+def score_tile(typingctx, isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, scale, head_dim):
+    """scores[0:rows, 0:16] = scale * q @ k for one block. q: rows as kv, the kind of cache, wants them; k_scales: of an
+    8-bit cache."""
     isa_, kv_, rows_ = isa.literal_value, kv.literal_value, rows.literal_value
     bf16_ = kv_ == BF16_KV
 
     def codegen(context, builder, signature, args):
         ir = Ir(builder, isa_)
-        q, ldq, k, scores, lds, scale, head_dim = args[3:]
+        q, ldq, k, k_scales, scores, lds, scale, head_dim = args[3:]
         steps, size = 8, ir.together(rows_, 3)
         dims = {F32_KV: steps, BF16_KV: 2 * steps, INT8_KV: DIMS}[kv_]
         factor, count = ir.splat(scale), builder.sdiv(head_dim, I64(dims))
@@ -53,7 +54,7 @@ def score_tile(typingctx, isa, kv, rows, q, ldq, k, scores, ldscores, scale, hea
 
         def totals(q_row):
             if kv_ == INT8_KV:
-                return ir.loop(count, [ir.zero()] * size, partial(score_dims, ir, k, head_dim, q_row))
+                return ir.loop(count, [ir.zero()] * size, partial(score_dims, ir, k, k_scales, head_dim, q_row))
             acc = ir.loop(count, [ir.zero()] * (2 * size), partial(some_dims, q_row))
             return map(builder.fadd, acc[:size], acc[size:])
 
@@ -66,7 +67,7 @@ def score_tile(typingctx, isa, kv, rows, q, ldq, k, scores, ldscores, scale, hea
         ir.loop(I64(rows_ // size), [], some_rows)
         return context.get_dummy_value()
 
-    args = [types.int64] * 5 + [types.float32, types.int64]
+    args = [types.int64] * 6 + [types.float32, types.int64]
     return types.void(isa, kv, rows, *args), codegen
 
 
@@ -76,18 +77,18 @@ def _block_at(ir, base, block_bytes, table, i):
 
 
 @intrinsic(prefer_literal=True)
-def softmax_row(typingctx, kv, windowed, start, scores, length, blocks, table, v, block_bytes, head_dim):
+def softmax_row(typingctx, kv, windowed, start, scores, length, blocks, table, v_scales, block_bytes):
     """exp(scores[i] - max) for i < length, 0 from there to 16 * blocks, written over the scores; returns 1 / sum. With
     windowed 1 also 0 for i < start.
 
-    What is written has the cache's type; a bfloat16 row takes the first half of the room of its scores. The values'
-    scales are in the blocks of an 8-bit cache, which are found as in value_tile.
+    What is written has the cache's type; a bfloat16 row takes the first half of the room of its scores. v_scales:
+    of an 8-bit cache, block_bytes from one block to the next.
     """
     kv_, windowed_ = kv.literal_value, windowed.literal_value
 
     def codegen(context, builder, signature, args):
         ir = Ir(builder)
-        start, scores, length, blocks, table, v, block_bytes, head_dim = args[2:]
+        start, scores, length, blocks, table, v_scales, block_bytes = args[2:]
         lanes = Constant(V16I32, list(range(16)))
         own_blocks = builder.sdiv(builder.add(length, I64(BLOCK - 1)), I64(BLOCK))
         lowest = ir.const(V16F32, -3.0e38)
@@ -109,7 +110,7 @@ def softmax_row(typingctx, kv, windowed, start, scores, length, blocks, table, v
 
         def put(i, value, inside):
             if kv_ == INT8_KV:
-                put_probabilities(ir, scores, _block_at(ir, v, block_bytes, table, i), head_dim, i, value, inside)
+                put_probabilities(ir, scores, _block_at(ir, v_scales, block_bytes, table, i), i, value, inside)
             elif kv_ == BF16_KV:
                 ir.store(ir.to_bf16(value), ir.at(scores, ir.times(i, 32)))
             else:
@@ -127,7 +128,7 @@ def softmax_row(typingctx, kv, windowed, start, scores, length, blocks, table, v
         ir.loop(rest, [], lambda i, _: put(builder.add(own_blocks, i), ir.zero(), nowhere) or [])
         return builder.fdiv(F32(1.0), total)
 
-    return types.float32(kv, windowed, *[types.int64] * 8), codegen
+    return types.float32(kv, windowed, *[types.int64] * 7), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -144,7 +145,7 @@ def value_tile(typingctx, isa, kv, rows, vectors, p, ldp, table, blocks, v, bloc
         def block(p_row, v, i, acc):
             acc, values = list(acc), _block_at(ir, v, block_bytes, table, i)
             if kv_ == INT8_KV:
-                return value_block(ir, vectors, row_bytes, p_row, values, i, acc)
+                return value_block(ir, vectors, p_row, values, i, acc)
             for step in range(BLOCK // 2 if bf16_ else BLOCK):
                 row = ir.at(values, builder.mul(row_bytes, I64(step)))
                 loaded = [ir.load(V16I32 if bf16_ else V16F32, row, 64 * j) for j in range(vectors)]
@@ -162,7 +163,8 @@ def value_tile(typingctx, isa, kv, rows, vectors, p, ldp, table, blocks, v, bloc
 
             def some_vectors(j, _):
                 first = ir.times(j, 64 * vectors)
-                acc = ir.loop(blocks, [ir.zero()] * (rows * vectors), partial(block, p_row, ir.at(v, first)))
+                own = ir.at(v, ir.times(first, 4) if kv_ == INT8_KV else first)
+                acc = ir.loop(blocks, [ir.zero()] * (rows * vectors), partial(block, p_row, own))
                 for x, total in enumerate(acc):
                     r = row[x // vectors]
                     factor = ir.load_splat(F32, ir.at(factors, ir.times(r, 4)))
@@ -180,16 +182,16 @@ def value_tile(typingctx, isa, kv, rows, vectors, p, ldp, table, blocks, v, bloc
 
 
 @njit(cache=True, nogil=True)
-def score(isa, kv, rows, q, ldq, k, scores, ldscores, scale, head_dim):
+def score(isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, scale, head_dim):
     """score_tile as a function to be compiled on its own, once for each (isa, kv, rows)."""
-    score_tile(isa, kv, rows, q, ldq, k, scores, ldscores, scale, head_dim)
+    score_tile(isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, scale, head_dim)
 
 
 @njit(cache=True, nogil=True)
-def softmax(kv, windowed, start, scores, length, blocks, table, v, block_bytes, head_dim, factor):
+def softmax(kv, windowed, start, scores, length, blocks, table, v_scales, block_bytes, factor):
     """softmax_row as a function to be compiled on its own, once for each (kv, windowed); 1 / sum goes to the float32 at
     address `factor`."""
-    put_float(factor, softmax_row(kv, windowed, start, scores, length, blocks, table, v, block_bytes, head_dim))
+    put_float(factor, softmax_row(kv, windowed, start, scores, length, blocks, table, v_scales, block_bytes))
 
 
 @njit(cache=True, nogil=True)
@@ -206,40 +208,43 @@ def cap_scores(x, cap, count):
 
 @njit(cache=True, nogil=True)
 def attend(
-    tiles, keys, values, kv_head, rows, per_token, length, table, q, q_bytes, o, head_dim, scale, window, cap, scores,
-    factors,
+    tiles, keys, values, key_scales, value_scales, kv_head, rows, per_token, length, table,
+    q, q_bytes, o, head_dim, scale, window, cap, scores, factors,
 ):  # fmt: skip
     """`rows` query rows of one K/V head and one sequence, `per_token` rows a token, consecutive tokens.
 
-    keys, values: one layer's cache [blocks, kv_heads, ...]. The first token's context is `length` positions, the next
-    one's one more; of these a token attends to the last `window`, or to all where that is 0. table: int64, the
-    sequence's blocks. q: address of the rows as the cache wants them, q_bytes apart; o: of head_dim float32 for each.
-    scale: of the scores; cap: c in c * tanh(score / c), or 0. scores: float32 scratch [rows, >= 16 * blocks]; factors:
-    float32 [rows].
+    keys, values and, of an 8-bit cache, their scales: one layer's [blocks, kv_heads, ...]. The first token's context is
+    `length` positions, the next one's one more; of these a token attends to the last `window`, or to all where that is
+    0. table: int64, the sequence's blocks. q: address of the rows as the cache wants them, q_bytes apart; o: of
+    head_dim float32 for each. scale: of the scores; cap: c in c * tanh(score / c), or 0. scores: float32 scratch
+    [rows, >= 16 * blocks]; factors: float32 [rows].
     """
     # The first token's window begins first. Where a later row's begins in a later block, its weights before are 0.
     skipped = max(0, length - window) // BLOCK if window else 0
     blocks = (length + rows // per_token - 1 + BLOCK - 1) // BLOCK - skipped
     k, v = address(keys) + kv_head * keys.strides[1], address(values) + kv_head * values.strides[1]
+    k_scales = address(key_scales) + kv_head * key_scales.strides[1]
+    v_scales = address(value_scales) + kv_head * value_scales.strides[1]
     o_bytes, score_bytes, at_table = head_dim * 4, scores.strides[0], address(table) + 8 * skipped
     for b in range(blocks):
-        k_b = k + table[skipped + b] * keys.strides[0]
+        place = table[skipped + b]
+        k_b, scales_b = k + place * keys.strides[0], k_scales + place * key_scales.strides[0]
         for r in range(0, rows, TILE_ROWS):
             n, at_q, at_s = min(TILE_ROWS, rows - r), q + r * q_bytes, address(scores) + r * score_bytes + 64 * b
-            call(tiles.score[n], 0, 0, n, at_q, q_bytes, k_b, at_s, score_bytes, scale, head_dim)
+            call(tiles.score[n], 0, 0, n, at_q, q_bytes, k_b, scales_b, at_s, score_bytes, scale, head_dim)
     for r in range(rows):
         at_s, own, windowed = address(scores) + r * score_bytes, length + r // per_token, min(window, 1)
         if cap:
             call(tiles.cap, at_s, cap, blocks)
         call(
             tiles.softmax[windowed], 0, 0, own - window - skipped * BLOCK, at_s, own - skipped * BLOCK, blocks,
-            at_table, v, values.strides[0], head_dim, address(factors) + 4 * r,
+            at_table, v_scales, value_scales.strides[0], address(factors) + 4 * r,
         )  # fmt: skip
     for r in range(0, rows, TILE_ROWS):
         n, p, f = min(TILE_ROWS, rows - r), address(scores) + r * score_bytes, address(factors) + 4 * r
         dim, at_o = 0, o + r * o_bytes
         while dim < head_dim:
-            vectors = 4 if dim + 64 <= head_dim else 1  # 64 or 16 dimensions, each 4 bytes of a row in both layouts
+            vectors = 4 if dim + 64 <= head_dim else 1  # 64 or 16 dimensions
             call(
                 tiles.value[n, vectors],
                 0,
@@ -250,7 +255,7 @@ def attend(
                 score_bytes,
                 at_table,
                 blocks,
-                v + 4 * dim,
+                v + dim * (BLOCK if values.itemsize == 1 else 4),
                 values.strides[0],
                 f,
                 at_o + 4 * dim,

@@ -12,12 +12,16 @@ from millpond.kernels.simd import F32, I32, I64, V16F32, V16I8, V16I16, V16I32, 
 
 # A block of 16 positions, per K/V head:
 #
-#     keys    [head_dim/4][16][4] codes from 128, four dimensions of a position side by side; scales [head_dim/16][16]
-#             bfloat16
-#     values  [4][head_dim][4] codes, four positions of a dimension side by side; scales [16] float32
+#     keys    codes from 128, [head_dim/4][16][4]: four dimensions of a position side by side
+#             scales, bfloat16 [head_dim/16][16]
+#     values  codes, [head_dim/16][4][16][4]: four positions of a dimension side by side, 16 dimensions after the other
+#             scales, float32 [16]
 #
-# a query: [head_dim] codes, then for each 16 dimensions [float32 scale, int32 -128 * sum of codes]; and the
-# probabilities of a row: for each block 16 codes, a float32 scale, and room.
+# and the scales stand in arrays of their own: codes of blocks that follow each other are then read line after line,
+# which is what a processor fetches ahead by itself. Beside these,
+#
+#     a query: [head_dim] codes, then for each 16 dimensions [float32 scale, int32 -128 * sum of codes]
+#     the probabilities of a row: for each block 16 codes, a float32 scale, and room
 #
 # What is not finite makes its scale not a number, and with it every sum that the scale is in.
 BLOCK = 16
@@ -27,14 +31,14 @@ P_BYTES = 32
 VANISHING = 2.0**-126  # 1 divided by a smaller scale may be infinite: its codes are 0
 
 
-def key_bytes(head_dim):
-    """Of a block, one K/V head."""
-    return BLOCK * head_dim + head_dim // DIMS * BLOCK * 2
+def code_bytes(head_dim):
+    """Of a block's keys or values, one K/V head."""
+    return BLOCK * head_dim
 
 
-def value_bytes(head_dim):
-    """Of a block, one K/V head."""
-    return BLOCK * head_dim + BLOCK * 4
+def scale_bytes(head_dim):
+    """Room for a block's scales of keys or of values, one K/V head."""
+    return max(head_dim // DIMS * BLOCK * 2, BLOCK * 4)
 
 
 def query_bytes(head_dim):
@@ -84,13 +88,12 @@ def quantise_query(typingctx, x, target, head_dim):
 
 
 @intrinsic
-def put_key_int8(typingctx, x, block, offset, head_dim):
-    """head_dim floats at x as the key of position `offset` of the block at `block`."""
+def put_key_int8(typingctx, x, block, scales, offset, head_dim):
+    """head_dim floats at x as the key of position `offset` of a block; the addresses of its codes and of its scales."""
 
     def codegen(context, builder, signature, args):
-        ir, (x, block, offset, head_dim) = Ir(builder), args
-        codes_at = ir.at(block, ir.times(offset, 4))
-        scales_at = ir.at(block, ir.times(head_dim, BLOCK), ir.times(offset, 2))
+        ir, (x, block, scales, offset, head_dim) = Ir(builder), args
+        codes_at, scales_at = ir.at(block, ir.times(offset, 4)), ir.at(scales, ir.times(offset, 2))
 
         def some_dims(g, _):
             value = ir.load(V16F32, ir.at(x, ir.times(g, DIMS * 4)))
@@ -107,16 +110,16 @@ def put_key_int8(typingctx, x, block, offset, head_dim):
         ir.loop(builder.sdiv(head_dim, I64(DIMS)), [], some_dims)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 4), codegen
+    return types.void(*[types.int64] * 5), codegen
 
 
 @intrinsic
-def put_value_int8(typingctx, x, block, offset, head_dim):
-    """head_dim floats at x as the value of position `offset` of the block at `block`; its bytes are written one by one,
-    since another thread may write those between them."""
+def put_value_int8(typingctx, x, block, scales, offset, head_dim):
+    """head_dim floats at x as the value of position `offset` of a block; bytes are written one by one, since another
+    thread may write those between them."""
 
     def codegen(context, builder, signature, args):
-        ir, (x, block, offset, head_dim) = Ir(builder), args
+        ir, (x, block, scales, offset, head_dim) = Ir(builder), args
         vectors = builder.sdiv(head_dim, I64(16))
 
         def load(i):
@@ -128,28 +131,27 @@ def put_value_int8(typingctx, x, block, offset, head_dim):
         (magnitude,) = ir.loop(vectors, [ir.const(V16I32, 0)], largest)
         scale = _scale(ir, magnitude, MOST)
         inverse = _inverse(ir, scale)
-        ir.store(scale, ir.at(block, ir.times(head_dim, BLOCK), ir.times(offset, 4)))
-        row = ir.times(builder.mul(builder.lshr(offset, I64(2)), head_dim), 4)
-        first = ir.at(block, row, builder.and_(offset, I64(3)))
+        ir.store(scale, ir.at(scales, ir.times(offset, 4)))
+        first = ir.at(block, ir.times(builder.lshr(offset, I64(2)), 64), builder.and_(offset, I64(3)))
 
         def some_dims(i, _):
             codes = builder.trunc(_codes(ir, load(i), inverse), V16I8)
             for lane in range(16):
-                ir.store(builder.extract_element(codes, I32(lane)), ir.at(first, ir.times(i, 64)), 4 * lane)
+                ir.store(builder.extract_element(codes, I32(lane)), ir.at(first, ir.times(i, 256)), 4 * lane)
             return []
 
         ir.loop(vectors, [], some_dims)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 4), codegen
+    return types.void(*[types.int64] * 5), codegen
 
 
-def score_dims(ir, k, head_dim, q_row, g, acc):
+def score_dims(ir, k, k_scales, head_dim, q_row, g, acc):
     """acc + q @ k for the g-th 16 dimensions of some queries and a block of keys (attention.py's score_tile)."""
     b, result = ir.b, []
     k_g, pairs = ir.at(k, ir.times(g, 4 * 64)), [ir.at(q_r, head_dim, ir.times(g, 8)) for q_r in q_row]
     keys = [ir.load(V16I32, k_g, 64 * i) for i in range(4)]
-    half = ir.load(V16I16, ir.at(k, ir.times(head_dim, BLOCK), ir.times(g, 2 * BLOCK)))
+    half = ir.load(V16I16, ir.at(k_scales, ir.times(g, 2 * BLOCK)))
     k_scale = b.bitcast(b.shl(b.zext(half, V16I32), ir.const(V16I32, 16)), V16F32)
     for q_r, pair, total in zip(q_row, pairs, acc, strict=True):
         dot = ir.dot_start(ir.load_splat(I32, pair, 4))
@@ -159,23 +161,22 @@ def score_dims(ir, k, head_dim, q_row, g, acc):
     return result
 
 
-def put_probabilities(ir, scores, values, head_dim, i, value, inside):
+def put_probabilities(ir, scores, v_scales, i, value, inside):
     """16 probabilities times the scales of the i-th block's values, as codes over its scores; 0 where not inside."""
-    v_scale = ir.load(V16F32, ir.at(values, ir.times(head_dim, BLOCK)))
-    weight = ir.b.select(inside, ir.b.fmul(value, v_scale), ir.zero())
+    weight = ir.b.select(inside, ir.b.fmul(value, ir.load(V16F32, v_scales)), ir.zero())
     scale = _scale(ir, ir.magnitude(weight), 255.0)
     at = ir.at(scores, ir.times(i, P_BYTES))
     ir.store(ir.b.trunc(_codes(ir, weight, _inverse(ir, scale)), V16I8), at)
     ir.store(scale, at, 16)
 
 
-def value_block(ir, vectors, row_bytes, p_row, values, i, acc):
+def value_block(ir, vectors, p_row, values, i, acc):
     """acc + p @ values of the i-th block, for some rows and 16 * vectors dimensions (attention.py's value_tile)."""
     acc = list(acc)
     places = [ir.at(p_r, ir.times(i, P_BYTES)) for p_r in p_row]
     scales = [ir.load_splat(F32, at, 16) for at in places]
     for j in range(vectors):
-        loaded = [ir.load(V16I32, ir.at(values, ir.b.mul(row_bytes, I64(k))), 64 * j) for k in range(4)]
+        loaded = [ir.load(V16I32, values, 256 * j + 64 * k) for k in range(4)]
         for r, place in enumerate(places):
             dot = ir.const(V16I32, 0)
             for k in range(4):

@@ -196,8 +196,6 @@ def gemm_tile(
     groups,
     near,
     near_count,
-    errand,
-    index,
     unpacked,
 ):
     """C[0:blocks * rows, 0:48] = (where add is 1, +=) A @ W for one tile, `rows` rows after the other. Addresses,
@@ -205,24 +203,23 @@ def gemm_tile(
 
     a: int8, bfloat16 or float32 [rows][K] as the kind wants it. sums: for each row [K/64][float32 scale, int32 -128 *
     sum of codes], then its values of the outlier channels. groups: of 64 inputs, or of 32 for BF16 and F32. With each
-    block of rows it fetches `near_count` cache lines from `near` on, the next ones with the next, and the part of the
-    errand that falls to call `index`, the next with the next. unpacked: where FIRST_U4 leaves itself as a U8 tile.
+    block of rows it fetches `near_count` cache lines from `near` on, the next ones with the next. unpacked: where
+    FIRST_U4 leaves itself as a U8 tile.
     """
     isa_, kind_, rows_ = isa.literal_value, kind.literal_value, rows.literal_value
 
     def codegen(context, builder, signature, args):
         ir = Ir(builder, isa_)
         blocks, add, a, lda, w, sums, lds, outliers, outlier_count, c, ldc, groups = args[3:15]
-        near, near_count, errand, index, unpacked = args[15:]
+        near, near_count, unpacked = args[15:]
         adds = builder.icmp_signed("!=", add, I64(0))
         vectors = ir.together(VECTORS, VECTORS if rows_ == 1 else 1)
-        near_each = _ceiling_share(ir, near_count, groups)
+        near_each = builder.sdiv(builder.add(near_count, builder.sub(groups, I64(1))), groups)
 
-        def group(first, a, sums, near, far, g, acc):
+        def group(first, a, sums, near, g, acc):
             if first == 0:  # the first pass is the first that waits for memory
                 start = ir.at(near, ir.times(builder.mul(g, near_each), LINE))
                 ir.loop(near_each, [], lambda i, _: ir.prefetch(ir.at(start, ir.times(i, LINE))) or [])
-                _fetch_share(ir, g, *far)
             if kind_ in (BF16, F32_WEIGHTS):
                 return _float_group(ir, kind_, rows_, vectors, g, acc, a, lda, ir.at(w, first * 64))
             return _integer_group(ir, kind_, rows_, vectors, g, acc, a, lda, w, first, sums, lds, unpacked)
@@ -231,13 +228,11 @@ def gemm_tile(
             skipped = ir.times(block, rows_)
             a_b, sums_b, c_b = (ir.at(x, builder.mul(skipped, ld)) for x, ld in ((a, lda), (sums, lds), (c, ldc)))
             near_b = ir.at(near, ir.times(builder.mul(block, near_count), LINE))
-            start, lines = part_of(ir, errand, builder.add(index, block))
-            far = start, lines, _ceiling_share(ir, lines, groups)
             for r in range(rows_):
                 for j in range(VECTORS):
                     ir.prefetch(ir.at(c_b, builder.mul(ldc, I64(r))), 64 * j)
             for first in range(0, VECTORS, vectors):
-                acc = ir.loop(groups, [ir.zero()] * (rows_ * vectors), partial(group, first, a_b, sums_b, near_b, far))
+                acc = ir.loop(groups, [ir.zero()] * (rows_ * vectors), partial(group, first, a_b, sums_b, near_b))
                 if kind_ not in (BF16, F32_WEIGHTS):
                     values = ir.at(sums_b, ir.times(groups, 8))
                     acc = _add_outliers(ir, acc, vectors, values, lds, ir.at(outliers, first * 64), outlier_count)
@@ -258,31 +253,7 @@ def gemm_tile(
         ir.loop(blocks, [], some_rows)
         return context.get_dummy_value()
 
-    return types.void(isa, kind, rows, *[types.int64] * 17), codegen
-
-
-def _ceiling_share(ir, lines, groups):
-    return ir.b.sdiv(ir.b.add(lines, ir.b.sub(groups, I64(1))), groups)
-
-
-def _fetch_share(ir, g, start, lines, each):
-    """Prefetch the g-th `each` of a run of cache lines."""
-    b, done = ir.b, ir.b.mul(g, each)
-    left = b.sub(lines, done)
-    count = b.select(b.icmp_signed("<", left, each), left, each)
-    ir.loop(count, [], lambda i, _: ir.prefetch(ir.at(start, ir.times(b.add(done, i), LINE))) or [])
-
-
-def part_of(ir, errand, index):
-    """Address and number of the cache lines that the errand's call `index` fetches."""
-    b = ir.b
-    base, stride, runs, count, parts, lines = (ir.load(I64, errand, 8 * field) for field in range(ERRAND_SIZE))
-    parts = b.select(b.icmp_signed(">", parts, I64(0)), parts, I64(1))
-    run, part = b.udiv(index, parts), b.urem(index, parts)
-    inside = b.icmp_signed("<", run, count)
-    number = ir.load(I64, b.select(inside, ir.at(runs, ir.times(run, 8)), errand))
-    start = ir.at(base, b.mul(number, stride), ir.times(b.mul(part, lines), LINE))
-    return start, b.select(inside, lines, I64(0))
+    return types.void(isa, kind, rows, *[types.int64] * 15), codegen
 
 
 def _add_outliers(ir, acc, vectors, values, ldvalues, weights, count):
@@ -314,23 +285,22 @@ def fetch(typingctx, start, lines):
 @njit(cache=True, nogil=True)
 def gemm(
     isa, kind, rows, blocks, add, a, lda, w, sums, ldsums, outliers, outlier_count, c, ldc, groups,
-    near, near_count, errand, index, unpacked,
+    near, near_count, unpacked,
 ):  # fmt: skip
     """gemm_tile as a function to be compiled on its own, once for each (isa, kind, rows)."""
     gemm_tile(
         isa, kind, rows, blocks, add, a, lda, w, sums, ldsums, outliers, outlier_count, c, ldc, groups,
-        near, near_count, errand, index, unpacked,
+        near, near_count, unpacked,
     )  # fmt: skip
 
 
 @njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, errand, index):
-    """Rows first..last of one tile of a linear layer, while the weights that follow are fetched from memory, and the
-    part of an errand that falls to these calls, the first of which is number `index`.
+def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch):
+    """Rows first..last of one tile of a linear layer, while the weights that follow are fetched from memory.
 
     layer: its descriptor. inputs: the rows as prepared for the layer's kind, `input_stride` apart.
     c: the address of the first row's outputs, float32, ldc bytes from row to row. scratch: uint8, this thread's own,
-    for an unpacked tile. Returns the number of the next call.
+    for an unpacked tile.
     """
     kind, groups = layer[KIND], layer[DEPTH] // (GROUP if layer[KIND] <= U8 else SHORT_SUM)
     tile_bytes = groups * group_bytes(kind)
@@ -354,14 +324,13 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, 
             rows, blocks, kind = last - first, 1, U8 if kind == NEAR_U8 else kind
         call(
             tiles.gemm[kind, rows], 0, kind, rows, blocks, layer[ADDS], a, lda, w, s, ldsums, outliers, count,
-            c, ldc, groups, near, near_count, address(errand), index, address(scratch),
+            c, ldc, groups, near, near_count, address(scratch),
         )  # fmt: skip
         done = blocks * rows
         first, a, s, c = first + done, a + done * lda, s + done * ldsums, c + done * ldc
-        near, index, blocks = near + blocks * near_count * LINE, index + blocks, (last - first) // ROWS
+        near, blocks = near + blocks * near_count * LINE, (last - first) // ROWS
         if kind == FIRST_U4:
             kind, w = NEAR_U8, address(scratch)
-    return index
 
 
 @njit(cache=True, nogil=True)
@@ -381,38 +350,14 @@ def group_bytes(kind):
     return SHORT_SUM * (96 if kind == BF16 else 192)
 
 
-# An errand, int64: memory that a thread fetches behind the arithmetic of a few linear layers, because it will read it
-# next. Runs of `size` bytes, `stride` apart from `base`: the address of their numbers (int64), and how many; each is
-# fetched by so many calls of a tile, so many cache lines a call.
-ERRAND_SIZE = 6
-
-
 @njit(cache=True, nogil=True)
-def set_errand(errand, base, stride, size, runs, count, calls):
-    """An errand to be done in about `calls` calls of a tile."""
-    lines, parts = size // LINE, max(1, calls // max(1, count))
-    errand[0], errand[1], errand[2], errand[3] = base, stride, runs, count
-    errand[4], errand[5] = parts, (lines + parts - 1) // parts
-
-
-@njit(cache=True, nogil=True)
-def calls_of(layer, rows):
-    """How many calls of a tile a linear layer takes."""
-    return layer[COLUMN_COUNT] // COLUMNS * ((rows + ROWS - 1) // ROWS)
-
-
-@njit(cache=True, nogil=True)
-def linear(tiles, sync, thread, layer, rows, inputs, sums, outputs, scratch, errand, index):
-    """outputs[:rows] = (where the layer adds, +=) inputs[:rows] @ W.T, shared out by tile and block of rows.
-
-    Its calls do the errand from call `index` on; returns the number of the next one.
-    """
+def linear(tiles, sync, thread, layer, rows, inputs, sums, outputs, scratch):
+    """outputs[:rows] = (where the layer adds, +=) inputs[:rows] @ W.T, shared out by tile and block of rows."""
     across, block, ldc = layer[COLUMN_COUNT] // COLUMNS, rows_at_once(rows, len(sync) // 2), outputs.strides[0]
     for item in shared_items(sync, thread, across * ((rows + block - 1) // block)):
         tile, first = item % across, item // across * block
         last, c = min(first + block, rows), address(outputs) + first * ldc + tile * COLUMNS * 4
-        index = linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch, errand, index)
-    return index
+        linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch)
 
 
 @njit(cache=True, nogil=True)

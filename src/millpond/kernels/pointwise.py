@@ -329,11 +329,11 @@ def to_bf16(x):
 
 
 @njit(cache=True, nogil=True)
-def write_key(x, block, offset):
+def write_key(x, block, scales, offset):
     """Put a head's key at one of the 16 positions of its block (attention.py; bfloat16 has an axis for the pairs, a
-    block of 8 bits is a run of bytes)."""
+    block of 8 bits is a run of bytes, and its scales another)."""
     if block.ndim == 1:
-        put_key_int8(address(x), address(block), offset, x.size)
+        put_key_int8(address(x), address(block), address(scales), offset, x.size)
     elif block.ndim == 3:
         put_key(address(x), address(block) + 4 * offset, block.shape[0] // 8)
     else:
@@ -342,14 +342,14 @@ def write_key(x, block, offset):
 
 
 @njit(cache=True, nogil=True)
-def write_value(x, block, offset, cleared):
+def write_value(x, block, scales, offset, cleared):
     """Put a head's value at one of the 16 positions of its block, and zeros at the next `cleared` positions.
 
     What is beyond a sequence's end in its last block is multiplied by 0, so it must not be a leftover (which may be
     not a number; 8 bits always are).
     """
     if block.ndim == 1:
-        put_value_int8(address(x), address(block), offset, x.size)
+        put_value_int8(address(x), address(block), address(scales), offset, x.size)
     elif block.ndim == 3:
         dim = block.shape[1]
         put_value(address(x), address(block) + offset // 2 * dim * 4 + offset % 2 * 2, dim // 16)

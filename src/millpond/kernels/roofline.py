@@ -131,10 +131,10 @@ def by_all(entry, places, count, sinks, clocks, sync):
 
 
 @njit(cache=True, nogil=True)
-def repeat_linear(count, tiles, sync, layer, rows, inputs, sums, outputs, scratch, errand):
+def repeat_linear(count, tiles, sync, layer, rows, inputs, sums, outputs, scratch):
     """linear() so many times, by one thread."""
     for _ in range(count):
-        linear(tiles, sync, 0, layer, rows, inputs, sums, outputs, scratch, errand, 0)
+        linear(tiles, sync, 0, layer, rows, inputs, sums, outputs, scratch)
 
 
 class Probes:

@@ -46,7 +46,7 @@ def load_tiles(
     link is called with each function and the types of its arguments, and returns its address.
     """
     level, kv = types.literal(ISAS[isa]), types.literal(KV_KINDS[kv_dtype])
-    ints = [types.int64] * 17
+    ints = [types.int64] * 15
     gemms = np.zeros((KINDS, ROWS + 1), np.int64)
     for kind in set().union(*(TILES_OF[kind] for kind in kinds)):
         for rows in range(ROWS if kind in (NEAR_U8, FIRST_U4) else 1, ROWS + 1):
@@ -54,12 +54,12 @@ def load_tiles(
     scores, values = np.zeros(TILE_ROWS + 1, np.int64), np.zeros((TILE_ROWS + 1, 5), np.int64)
     for rows in attention_rows(heads_per_kv):
         literal = types.literal(rows)
-        scores[rows] = link(score, level, kv, literal, *ints[:5], types.float32, types.int64)
+        scores[rows] = link(score, level, kv, literal, *ints[:6], types.float32, types.int64)
         for vectors in [4] * (head_dim >= 64) + [1] * (head_dim % 64 > 0):
             values[rows, vectors] = link(value, level, kv, literal, types.literal(vectors), *ints[:10])
     softmaxes = np.zeros(2, np.int64)
     for kind in range(1 + windowed):
-        softmaxes[kind] = link(softmax, kv, types.literal(kind), *ints[:9])
+        softmaxes[kind] = link(softmax, kv, types.literal(kind), *ints[:8])
     return Tiles(
         threads=threads,
         gemm=gemms,

@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 from millpond.core.block_pool import blocks_for_length
 from millpond.core.door import Door
 from millpond.core.invariants import Auditor
 from millpond.core.request import FinishReason, Request
+from millpond.core.reserve import AutoReserve
 from millpond.core.sampling import SamplingParams
 from millpond.core.scheduler import Scheduler
 from millpond.core.speculation import FIXED_ROWS
@@ -20,6 +21,8 @@ from millpond.errors import ConfigError, EngineError
 from millpond.lab.batch_run import BatchRun, BatchStep, Row, Share
 from millpond.lab.stepping import NO_LIMIT, ChecksumRunner, StepLoop
 from millpond.lab.workload import WorkloadRequest, check_door
+
+ReserveChoice = int | Literal["auto"]  # in blocks, or what core/reserve.py makes of the requests
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
@@ -35,7 +38,7 @@ def _no_notice(name: str) -> None:
 class WatermarkPoint:
     """One workload under one reserve: the scheduler's counters once it has drained, and how many requests completed."""
 
-    watermark_blocks: int
+    watermark_blocks: ReserveChoice
     preemptions: int
     thrashed_admissions: int
     admissions: int
@@ -71,7 +74,7 @@ class WatermarkSweep:
         """More than any run needs: each step moves the oldest request on by a token, or is one that only releases."""
         return sum(len(each.prompt_token_ids) + each.max_tokens + 1 for each in self.requests)
 
-    def check(self, reserves: Sequence[int]) -> None:
+    def check(self, reserves: Sequence[ReserveChoice]) -> None:
         """Raise ConfigError for what cannot be swept, naming the command's options."""
         if not reserves:
             raise ConfigError("there is no reserve to sweep: name at least one (--reserves 0,1,2)")
@@ -82,7 +85,7 @@ class WatermarkSweep:
         for reserve in reserves:
             if (times := reserves.count(reserve)) > 1:
                 raise ConfigError(f"the reserve {reserve} is named {times} times (--reserves): name it once")
-            if not 0 <= reserve < self.num_blocks:
+            if not isinstance(reserve, str) and not 0 <= reserve < self.num_blocks:
                 raise ConfigError(
                     f"a reserve of {reserve} blocks (--reserves) cannot be held by a pool of {self.num_blocks} "
                     f"(--blocks): name reserves from 0 to {self.num_blocks - 1}"
@@ -92,11 +95,11 @@ class WatermarkSweep:
 
 def sweep_watermarks(
     sweep: WatermarkSweep,
-    reserves: Sequence[int],
+    reserves: Sequence[ReserveChoice],
     notify: Callable[[str], None] = _no_notice,
     scheduler_class: type[Scheduler] = Scheduler,
 ) -> list[WatermarkPoint]:
-    """Run the workload once for each reserve, in blocks; notify gets each one's name before it starts.
+    """Run the workload once for each reserve, in blocks or "auto"; notify gets each one's name before it starts.
 
     Raises ConfigError for what cannot be swept, EngineError where a run does not end.
     """
@@ -108,14 +111,15 @@ def sweep_watermarks(
     return points
 
 
-def _drain(sweep: WatermarkSweep, reserve: int, scheduler_class: type[Scheduler]) -> WatermarkPoint:
+def _drain(sweep: WatermarkSweep, reserve: ReserveChoice, scheduler_class: type[Scheduler]) -> WatermarkPoint:
     scheduler = scheduler_class(
         num_blocks=sweep.num_blocks,
         block_size=sweep.block_size,
         max_num_seqs=sweep.max_num_seqs,
         max_num_batched_tokens=sweep.max_num_batched_tokens,
         max_model_len=NO_LIMIT,
-        watermark_blocks=reserve,
+        watermark_blocks=0 if isinstance(reserve, str) else reserve,
+        reserve=AutoReserve(sweep.num_blocks, sweep.block_size) if isinstance(reserve, str) else None,
     )
     loop = StepLoop(scheduler, ChecksumRunner(), Auditor(scheduler) if sweep.audit else None)
     coming = deque(enumerate(sorted(sweep.requests, key=lambda each: each.arrival)))
@@ -150,8 +154,8 @@ def _drain(sweep: WatermarkSweep, reserve: int, scheduler_class: type[Scheduler]
 
 def choose_reserve(points: Sequence[WatermarkPoint]) -> tuple[WatermarkPoint, str]:
     """The reserve whose run is the least work, the smallest of equals; and why, in a sentence."""
-    base = min(points, key=lambda point: point.watermark_blocks)
-    best = min(points, key=lambda point: (point.work, point.watermark_blocks))
+    base = min(points, key=_place)
+    best = min(points, key=lambda point: (point.work, _place(point)))
     others = [point for point in points if point is not best]
     name, start = f"reserve {best.watermark_blocks}", f"reserve {base.watermark_blocks}"
     if not others:
@@ -160,13 +164,18 @@ def choose_reserve(points: Sequence[WatermarkPoint]) -> tuple[WatermarkPoint, st
         return best, f"{name}: nothing is preempted, so a larger reserve could only make requests wait."
     price = f"(positions forwarded, and {FIXED_ROWS} for each iteration)"
     if best is base:
-        next_best = min(others, key=lambda point: (point.work, point.watermark_blocks))
+        next_best = min(others, key=lambda point: (point.work, _place(point)))
         return best, (
             f"{name}: a brake costs more than it saves. Reserve {next_best.watermark_blocks}, the next best, "
             f"{_trade(base, next_best)}: {next_best.work} units of work, not {base.work} {price}."
         )
     saved = (base.work - best.work) / base.work
     return best, f"{name}: against {start} it {_trade(base, best)}, {saved:.1%} less work in all {price}."
+
+
+def _place(point: WatermarkPoint) -> float:
+    """Reserves in their order, auto behind all that are fixed."""
+    return inf if isinstance(point.watermark_blocks, str) else point.watermark_blocks
 
 
 def _trade(base: WatermarkPoint, other: WatermarkPoint) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from random import Random
 from statistics import median
 
 from millpond.core.sampling import SamplingParams
-from millpond.core.scheduler import Scheduler
 from millpond.core.step import Clock
 from millpond.engine.engine import Engine
 from millpond.errors import ConfigError, EngineError
+from millpond.lab.fresh_engine import engine_over
 from millpond.lab.workload import random_prompt, w1
 
 
@@ -141,7 +141,8 @@ class PrefixBench:
 
     def _run(self, work: Sequence[Conversation], prefix_cache: bool) -> Run:
         """All conversations at once, each turn asked as soon as the one before it is answered."""
-        engine, run = self._engine(prefix_cache), Run()
+        reserve = self.engine.scheduler.watermark_blocks
+        engine, run = engine_over(self.engine, prefix_cache=prefix_cache, watermark_blocks=reserve), Run()
         asked: dict[str, float] = {}
         said: list[tuple[int, ...]] = [()] * len(work)
 
@@ -170,23 +171,3 @@ class PrefixBench:
         counters = engine.scheduler.counters
         run.forward_tokens, run.steps = counters.forward_tokens, counters.iterations
         return run
-
-    def _engine(self, prefix_cache: bool) -> Engine:
-        given = self.engine.scheduler
-        scheduler = Scheduler(
-            num_blocks=given.pool.num_blocks,
-            block_size=given.block_size,
-            max_num_seqs=given.max_num_seqs,
-            max_num_batched_tokens=given.max_num_batched_tokens,
-            max_model_len=given.door.max_model_len,
-            watermark_blocks=given.watermark_blocks,
-            prefix_cache=prefix_cache,
-        )
-        return Engine(
-            config=replace(self.engine.config, prefix_cache=prefix_cache),
-            scheduler=scheduler,
-            runner=self.engine.runner,
-            tokenizer=self.engine.tokenizer,
-            model_name=self.engine.model_name,
-            vocab_size=self.engine.limits.vocab_size,
-        )

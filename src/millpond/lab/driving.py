@@ -62,7 +62,9 @@ def drive(
         while upcoming < len(workload) and workload[upcoming].arrival <= now:
             each = workload[upcoming]
             sampling = SamplingParams(max_tokens=each.max_tokens, temperature=0.0, ignore_eos=True)
-            engine.add_request(str(upcoming), each.prompt_token_ids, sampling)
+            engine.add_request(
+                str(upcoming), each.prompt_token_ids, sampling, priority=each.priority, tenant=each.tenant
+            )
             latencies.arrive(str(upcoming), each.arrival)
             upcoming += 1
         if not engine.has_unfinished:

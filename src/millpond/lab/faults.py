@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from millpond.core.block_pool import blocks_for_length
 from millpond.core.prefix_cache import Prefix
 from millpond.core.request import Request, RequestState
 from millpond.core.scheduler import Scheduler
+from millpond.core.step import BlockData
 
 
 class WithoutWaiver(Scheduler):
-    def _reserve(self, need: int) -> int:
+    def _reserve(self, head: Request, need: int, taken: int) -> int:
         return self.watermark_blocks
 
 
@@ -44,8 +46,8 @@ class AdmissionForNextChunk(Scheduler):
 
 
 class FoundBeforeComputed(Scheduler):
-    def _start(self, request: Request, need: int, found: list[int]) -> None:
-        super()._start(request, need, found)
+    def _start(self, request: Request, need: int, found: list[int], fetched: Sequence[BlockData]) -> None:
+        super()._start(request, need, found, fetched)
         start = request.num_computed_tokens
         request.num_computed_tokens = request.num_tokens - 1
         self._publish(request)
@@ -69,10 +71,16 @@ class ParentEvictedFirst(Scheduler):
 
 
 class NoHolderMore(Scheduler):
-    def _start(self, request: Request, need: int, found: list[int]) -> None:
+    def _start(self, request: Request, need: int, found: list[int], fetched: Sequence[BlockData]) -> None:
         held = [block_id for block_id in found if self.pool.ref_count(block_id)]
-        super()._start(request, need, found)
+        super()._start(request, need, found, fetched)
         self.pool.release(held)
+
+
+class MoreThanIsAllowed(Scheduler):
+    def _victims(self, head: Request, fewest: int, need: int, found: Sequence[int]) -> list[Request] | None:
+        victims = super()._victims(head, fewest, need, found)
+        return self.running[:1] if victims else victims
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,7 @@ class PlantedFault:
     kind: type[Scheduler]
     admissible_prompts: bool = False
     prefix_cache: bool = False
+    policy: str = "fcfs"
 
     def as_json(self) -> dict[str, object]:
         return {"name": self.name, "text": self.text}
@@ -103,3 +112,13 @@ SHARING_FAULTS = (
     PlantedFault("parent-first", "a block is evicted before those behind it", ParentEvictedFirst, prefix_cache=True),
     PlantedFault("no-holder-more", "a block that is found has no holder more", NoHolderMore, prefix_cache=True),
 )
+ORDERING_FAULTS = (
+    PlantedFault("first-as-displaced", "who makes room for the head is the first, not the last", MoreThanIsAllowed),
+)
+
+
+def planted_in(policy: str, prefix_cache: bool) -> tuple[PlantedFault, ...]:
+    """The faults that a proof of a policy, with the prefix cache or without, should see."""
+    if policy == "fcfs":
+        return SHARING_FAULTS if prefix_cache else FAULTS
+    return tuple(replace(fault, policy=policy) for fault in (*FAULTS, *ORDERING_FAULTS))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 
+from millpond.config import POLICIES
 from millpond.core.scheduler import Scheduler
 from millpond.errors import ConfigError
 from millpond.lab.explorer import Explored, Explorer, Finding
@@ -23,7 +24,9 @@ class Bounds:
 
     positions bounds a pool's blocks times its block size. requests bounds how many are unfinished at any time: how
     many come in all is not bounded, nor, but by the pool, how long they are. With prefix_cache all
-    schedulers have one, and some requests share their text. Raises ConfigError naming the option.
+    schedulers have one, and some requests share their text. With a policy other than fcfs each has one of two
+    priorities or tenants. With any_reserve the reserve is not one of each size, but chosen at will before each
+    admission, which covers every rule. Raises ConfigError naming the option.
     """
 
     positions: int = 4
@@ -32,12 +35,22 @@ class Bounds:
     budget: int = 2
     guesses: int = 1
     prefix_cache: bool = False
+    policy: str = "fcfs"
+    any_reserve: bool = False
 
     def __post_init__(self) -> None:
         for name, most in MOST.items():
             value, least = getattr(self, name), 0 if name in ("budget", "guesses") else 1
             if not least <= value <= most:
                 raise ConfigError(f"--{name} must be from {least} to {most}, got {value}")
+        if self.policy not in POLICIES:
+            raise ConfigError(f"--policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+
+    def within(self, policy: str, prefix_cache: bool, any_reserve: bool, given: Mapping[str, int | None]) -> Bounds:
+        """The same with a policy, with or without the prefix cache and a reserve chosen at will, and with what is given
+        instead of its own."""
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return replace(self, policy=policy, prefix_cache=prefix_cache, any_reserve=any_reserve, **chosen)
 
     def pools(self) -> Iterator[tuple[int, int]]:
         """Numbers of blocks and block sizes, the fewest positions first."""
@@ -49,16 +62,19 @@ class Bounds:
         slots = range(1, min(self.slots, self.requests) + 1)
         budgets = (None, *range(1, self.budget + 1))
         for num_slots, reserve, budget, guesses in product(
-            slots, range(num_blocks), budgets, sorted({0, self.guesses})
+            slots, (0,) if self.any_reserve else range(num_blocks), budgets, sorted({0, self.guesses})
         ):
             sizes = num_blocks, block_size, num_slots, reserve, budget, self.requests, guesses
-            yield Case(*sizes, prefix_cache=self.prefix_cache)
+            yield Case(*sizes, prefix_cache=self.prefix_cache, policy=self.policy, any_reserve=self.any_reserve)
 
 
 DEEP = Bounds(positions=5, slots=3, requests=3, budget=3, guesses=2)
 
 # What can be found again, and in which order it goes, makes for many more states.
 SHARING = Bounds(positions=3, slots=2, requests=2, budget=2, guesses=0, prefix_cache=True)
+
+# So does who goes before whom.
+ORDERING = Bounds(positions=3, slots=2, requests=2, budget=2, guesses=1)
 
 # Where the planted faults are looked for: the wall needs four blocks, and none needs more than two requests.
 FAULT_BOUNDS = Bounds(positions=4, slots=2, requests=2, budget=1, guesses=0)
@@ -137,7 +153,7 @@ def num_cases(bounds: Bounds) -> int:
 def find(fault: PlantedFault, notify: Callable[[str], None]) -> Finding | None:
     """The shortest trace to a planted fault among all cases within FAULT_BOUNDS; None where it goes unseen."""
     notify(f"planted: {fault.name}")
-    bounds = replace(FAULT_BOUNDS, prefix_cache=fault.prefix_cache)
+    bounds = replace(FAULT_BOUNDS, prefix_cache=fault.prefix_cache, policy=fault.policy)
     cases = [case for pool in bounds.pools() for case in bounds.cases_of(*pool)]
     if fault.admissible_prompts:
         cases = [replace(case, longest_prompt=(case.num_blocks - case.reserve) * case.block_size) for case in cases]

@@ -9,6 +9,8 @@ from millpond.config import EngineConfig
 from millpond.core.block_pool import resolve_watermark_blocks
 from millpond.core.counters import SchedulerCounters
 from millpond.core.door import Door
+from millpond.core.policies import make_policy
+from millpond.core.reserve import AutoReserve
 from millpond.core.scheduler import Scheduler
 from millpond.core.step import SampledTokens, SchedulerOutput, StepResult
 from millpond.engine.engine import Engine
@@ -85,6 +87,8 @@ def _scheduler(config: EngineConfig) -> Scheduler:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=door.max_model_len,
         watermark_blocks=resolve_watermark_blocks(door.num_blocks, config.watermark, config.watermark_blocks),
+        policy=make_policy(config.policy, dict(config.tenant_weights)),
+        reserve=AutoReserve(door.num_blocks, door.block_size) if config.chooses_reserve else None,
     )
 
 

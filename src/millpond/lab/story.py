@@ -32,8 +32,10 @@ def _attempt(action: Action, step: int) -> str:
 
 def _deed(action: Action, before: SchedulerOutput | None, world: World) -> str:
     if action.verb == "add":
-        length, *is_twin = action.numbers
-        return f"add {action.request_id} with a prompt of {counted(length, 'token')}{' of the twins' * bool(is_twin)}"
+        length, is_twin, choice = (*action.numbers, 0, 0)[:3]
+        kind = {"priority": f", priority {choice}", "fair": f", of tenant {choice}"}.get(world.case.policy, "")
+        text = f"add {action.request_id} with a prompt of {counted(length, 'token')}"
+        return text + " of the twins" * is_twin + kind
     if action.verb == "schedule" and world.in_flight is not None:
         return "; ".join([*_decision(world.in_flight), f"{counted(world.scheduler.pool.num_free, 'block')} free"])
     if action.verb == "update" and before is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from millpond.core.policies import MOST_PRIORITY
 from millpond.errors import ConfigError
 from millpond.lab.jsonl import number, read_objects, whole_number
 from millpond.lab.lengths import LONGEST
@@ -15,7 +17,8 @@ REMEDY = 'a trace (--trace) has a line {"arrival": seconds, "prompt_tokens": n, 
 def read_trace(path: Path) -> tuple[WorkloadRequest, ...]:
     """The requests of a file with a line {"arrival": seconds, "prompt_tokens": n, "output_tokens": n} for each.
 
-    In order of arrival, counted from the first one's; other keys are left alone. A prompt repeats one token, the number
+    In order of arrival, counted from the first one's; "priority" and "tenant" may be there too, other keys are left
+    alone. A prompt repeats one token, the number
     of its line among the requests. Raises ConfigError naming the line.
     """
     requests: list[WorkloadRequest] = []
@@ -26,7 +29,9 @@ def read_trace(path: Path) -> tuple[WorkloadRequest, ...]:
         output = whole_number(fields, "output_tokens", place, 1, LONGEST)
         num_tokens += prompt + output
         check_size(len(requests) + 1, num_tokens)
-        requests.append(WorkloadRequest(arrival, (len(requests) + 1,) * prompt, output))
+        priority = whole_number({"priority": 0, **fields}, "priority", place, -MOST_PRIORITY, MOST_PRIORITY)
+        tenant = str(fields.get("tenant", ""))
+        requests.append(WorkloadRequest(arrival, (len(requests) + 1,) * prompt, output, priority, tenant))
     requests.sort(key=lambda request: request.arrival)
     return _from_the_first(requests, path)
 
@@ -39,4 +44,4 @@ def _from_the_first(requests: list[WorkloadRequest], path: Path) -> tuple[Worklo
             f"{path}: the last request comes {last - first:g} seconds after the first, more than {MOST_SECONDS:g}; "
             f"arrivals are in seconds"
         )
-    return tuple(WorkloadRequest(each.arrival - first, each.prompt_token_ids, each.max_tokens) for each in requests)
+    return tuple(replace(each, arrival=each.arrival - first) for each in requests)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CHOSEN = "#1b7f5c"
+AUTO_COLOUR = "#7a4fb5"
 PLAIN = "#33475b"
 BAD = "#b23a2e"
 HOLDERS = {"a": "#8da0b6", "b": "#e0a458"}
@@ -59,14 +61,18 @@ def draw_cost(
     from matplotlib.patheffects import withStroke
     from matplotlib.ticker import MaxNLocator
 
-    ordered = sorted(points, key=lambda point: point.watermark_blocks)
+    fixed = [(point.watermark_blocks, point) for point in points if not isinstance(point.watermark_blocks, str)]
+    ordered = [point for _, point in sorted(fixed, key=itemgetter(0))]
+    for point in [each for each in points if each not in ordered]:
+        draw_auto(axes, point, value(point), CHOSEN if point is chosen else AUTO_COLOUR)
     axes.plot([point.iterations for point in ordered], [value(point) for point in ordered], color=GREY, lw=0.8)
-    places: dict[tuple[int, float], list[WatermarkPoint]] = defaultdict(list)
-    for point in ordered:
-        places[point.iterations, value(point)].append(point)
+    places: dict[tuple[int, float], list[int]] = defaultdict(list)
+    for blocks, point in sorted(fixed, key=itemgetter(0)):
+        places[point.iterations, value(point)].append(blocks)
     for (x, y), here in places.items():
-        colour = CHOSEN if chosen in here else PLAIN
-        axes.plot(x, y, "o", ms=9 if chosen in here else 6, color=colour, clip_on=False, zorder=3)
+        is_chosen = chosen.watermark_blocks in here
+        colour = CHOSEN if is_chosen else PLAIN
+        axes.plot(x, y, "o", ms=9 if is_chosen else 6, color=colour, clip_on=False, zorder=3)
     axes.set_title(name, fontsize=10)
     axes.set_xlabel("iterations; at each point its reserve in blocks")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -77,11 +83,18 @@ def draw_cost(
         where: Mapping[str, Any] = {"xytext": (6, 5)}
         if not has_room:  # the curve goes down, so the left is free; along the bottom what is above
             where = {"xytext": (-6, -12), "ha": "right"} if y else {"xytext": (4, 20)}
-        text, colour = runs_of([point.watermark_blocks for point in here]), CHOSEN if chosen in here else PLAIN
+        text, colour = runs_of(here), CHOSEN if chosen.watermark_blocks in here else PLAIN
         note = axes.annotate(text, (x, y), textcoords="offset points", fontsize=10, color=colour, **where)
         note.set_path_effects([withStroke(linewidth=3, foreground="white")])
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
+
+
+def draw_auto(axes: Axes, point: WatermarkPoint, value: float, colour: str) -> None:
+    """The reserve that chooses itself: a diamond, and a line across at its height."""
+    axes.axhline(value, color=colour, lw=1, ls="--", zorder=1)
+    axes.plot(point.iterations, value, "D", ms=8, color=colour, clip_on=False, zorder=4)
+    axes.annotate("auto", (point.iterations, value), (9, 5), textcoords="offset points", fontsize=10, color=colour)
 
 
 def runs_of(numbers: Sequence[int]) -> str:

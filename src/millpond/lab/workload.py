@@ -17,11 +17,16 @@ MOST_TOKENS = 1 << 26  # of prompts and outputs together: what is more takes gig
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """One request of a workload: when it comes (seconds from the start), what it asks, how many tokens it takes."""
+    """One request of a workload: when it comes (seconds from the start), what it asks, how many tokens it takes.
+
+    priority and tenant are what a policy other than fcfs orders by.
+    """
 
     arrival: float
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
+    priority: int = 0
+    tenant: str = ""
 
 
 def check_size(num_requests: int, num_tokens: int) -> None:

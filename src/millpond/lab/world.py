@@ -7,7 +7,7 @@ every action, so a copy is made by hand, object by object; copy.deepcopy takes t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -22,6 +22,7 @@ from millpond.core.scheduler import Scheduler
 from millpond.core.speculation import StepLoad
 from millpond.core.step import RequestFault, SampledTokens, ScheduledRequest, SchedulerOutput, StepResult
 from millpond.errors import InvariantError
+from millpond.lab.policy_states import CHOICES, copy_policy, numbers_of, small_policy
 
 STOP_TOKEN = 0
 NO_SLOT_OWNER = ""
@@ -35,6 +36,8 @@ class Case:
     budget None is no budget of tokens per step. At most most_unfinished requests are unfinished at any time, each
     with a prompt of at most longest_prompt tokens where that is given. A step tries up to most_drafts guesses for each.
     With the prefix cache, some of the requests are twins: at the same position they have the same token, or one of two.
+    Where the policy is not fcfs each request has one of two priorities, or is one of two tenants'.
+    With any_reserve the reserve is nothing or all that the law allows, as is chosen before each admission.
     """
 
     num_blocks: int
@@ -46,6 +49,8 @@ class Case:
     most_drafts: int = 0
     longest_prompt: int | None = None
     prefix_cache: bool = False
+    policy: str = "fcfs"
+    any_reserve: bool = False
 
     def make_scheduler(self, kind: type[Scheduler]) -> Scheduler:
         return kind(
@@ -55,13 +60,15 @@ class Case:
             max_num_batched_tokens=self.budget,
             max_model_len=self.num_blocks * self.block_size + 1,
             watermark_blocks=self.reserve,
+            reserve=ChosenReserve(self.num_blocks) if self.any_reserve else None,
             drafter=ChosenDrafts() if self.most_drafts else None,
             prefix_cache=self.prefix_cache,
+            policy=small_policy(self.policy),
         )
 
     def __str__(self) -> str:
         parts = [f"{counted(self.num_blocks, 'block')} of {self.block_size}", counted(self.slots, "slot")]
-        parts.append(f"reserve {self.reserve}")
+        parts.append("any reserve" if self.any_reserve else f"reserve {self.reserve}")
         if self.budget is not None:
             parts.append(f"{counted(self.budget, 'token')} a step")
         parts.append(counted(self.most_unfinished, "request"))
@@ -69,11 +76,17 @@ class Case:
             parts.append(counted(self.most_drafts, "guess"))
         if self.prefix_cache:
             parts.append("prefix cache")
+        if self.policy != "fcfs":
+            parts.append(self.policy)
         return ", ".join(parts)
 
 
 class Action(NamedTuple):
-    """What happens next: add (prompt tokens, and 1 for a twin), abort, schedule (guesses by request), update, or fail.
+    """What happens next: add, abort, schedule (guesses by request), update, or fail.
+
+    Who is added has numbers: prompt tokens, 1 for a twin, its priority or tenant; zeros at the end are left out.
+
+    Where the reserve is chosen, too, a schedule's first number is how many it lets in before it holds all back.
 
     An update has one (accepted guesses, ending) for each scheduled request; ending is one of ENDINGS.
     """
@@ -102,6 +115,28 @@ class ChosenDrafts:
 
     def forget(self, request_id: str) -> None:
         """Nothing is known of it."""
+
+
+class ChosenReserve:
+    """A Reserve that lets in as many as it is told, and then holds back all that an empty pool has beside the head.
+
+    Whether the head is let in is all that a reserve decides, so these two stand for every number that there is.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.blocks = self.let_in = 0
+
+    def choose(self, head: Request, need: int, taken: int, num_free: int, running: Sequence[Request]) -> int:
+        self.blocks = 0 if self.let_in > 0 else self.num_blocks - need
+        self.let_in -= 1
+        return self.blocks
+
+    def note_end(self, num_output_tokens: int) -> None:
+        """Nothing: what it chooses is an action."""
+
+    def fresh(self) -> ChosenReserve:
+        return ChosenReserve(self.num_blocks)
 
 
 def family_of(request: Request) -> int:
@@ -169,15 +204,24 @@ class World:
             yield from self._updates(self.in_flight)
         elif self.scheduler.has_work:
             counts = range(self.case.most_drafts + 1)
-            for drafts in product(counts, repeat=min(len(alive), self.case.slots) if len(counts) > 1 else 0):
-                yield Action("schedule", numbers=drafts)
+            drafts = product(counts, repeat=min(len(alive), self.case.slots) if len(counts) > 1 else 0)
+            let_in = [()] if not self.case.any_reserve else [(n,) for n in range(self._most_let_in() + 1)]
+            yield from (Action("schedule", numbers=(*n, *each)) for n, each in product(let_in, drafts))
         yield from (Action("abort", name) for name in alive)
         if len(alive) < self.case.most_unfinished:
             longest = self.case.longest_prompt or self.case.num_blocks * self.case.block_size
             name = name_of(self.scheduler._num_arrivals)
-            yield from (Action("add", name, (length,)) for length in range(1, longest + 1))
-            if self.case.prefix_cache:
-                yield from (Action("add", name, (length, 1)) for length in range(1, longest + 1))
+            kinds = product((0, 1) if self.case.prefix_cache else (0,), self._choices())
+            for is_twin, choice in kinds:
+                rest = (is_twin, choice) if choice else (is_twin,) * is_twin
+                yield from (Action("add", name, (length, *rest)) for length in range(1, longest + 1))
+
+    def _choices(self) -> tuple[int, ...]:
+        return (0,) if self.case.policy == "fcfs" else CHOICES
+
+    def _most_let_in(self) -> int:
+        """Preempted ones may be let in as well, in the same step."""
+        return min(self.case.slots, self.scheduler.num_waiting + self.scheduler.num_running)
 
     def _updates(self, output: SchedulerOutput) -> Iterator[Action]:
         """Each request goes on or stops, with each number of right guesses; one of them faults; the step fails."""
@@ -211,24 +255,29 @@ class World:
         else:
             self._update(action)
 
-    def _add(self, name: str, num_prompt_tokens: int, is_twin: int = 0) -> None:
+    def _add(self, name: str, num_prompt_tokens: int, is_twin: int = 0, choice: int = 0) -> None:
         """As many tokens as fit may be generated: since every step may be the last, that covers all smaller limits."""
         family = COMMON if is_twin else self.scheduler._num_arrivals
         prompt = tuple(_other_token(family, position) for position in range(num_prompt_tokens))
         max_tokens = self.scheduler.door.max_tokens_that_fit(num_prompt_tokens)
-        self.scheduler.add_request(Request(name, prompt, max_tokens, stop_token_ids=frozenset({STOP_TOKEN})))
+        request = Request(name, prompt, max_tokens, stop_token_ids=frozenset({STOP_TOKEN}))
+        request.priority, request.tenant = choice, str(choice)
+        self.scheduler.add_request(request)
 
-    def _schedule(self, drafts: tuple[int, ...]) -> None:
+    def _schedule(self, numbers: tuple[int, ...]) -> None:
         twin = self.copy()
-        output, again = self._decide(drafts), twin._decide(drafts)
+        output, again = self._decide(numbers), twin._decide(numbers)
         check_same_decisions([output], [again])
         self.auditor.after_schedule(output)
         self._forward(output)
         self.in_flight = output
 
-    def _decide(self, drafts: tuple[int, ...]) -> SchedulerOutput:
+    def _decide(self, numbers: tuple[int, ...]) -> SchedulerOutput:
+        counts = iter(numbers)
+        if isinstance(self.scheduler.reserve, ChosenReserve):
+            self.scheduler.reserve.let_in = next(counts, 0)
         if isinstance(self.scheduler.drafter, ChosenDrafts):
-            self.scheduler.drafter.counts = iter(drafts)
+            self.scheduler.drafter.counts = counts
         return self.scheduler.schedule()
 
     def _forward(self, output: SchedulerOutput) -> None:
@@ -301,9 +350,14 @@ class World:
             share = shares.get(request.request_id)
             numbers += bool(request.output_token_ids), len(share.token_ids) if share else 0
             numbers.append(share.num_drafts if share else 0)
-        for request in scheduler.waiting.values():
+        for request in self._in_line():
             numbers += request.num_tokens, bool(request.output_token_ids)
+        numbers += numbers_of(scheduler)
         return bytes(numbers) if scheduler.cache is None else bytes((*numbers, *self._sharing(scheduler.cache)))
+
+    def _in_line(self) -> list[Request]:
+        """All that wait, line by line."""
+        return [request for line in self.scheduler.policy.lines(self.scheduler.waiting) for request in line]
 
     def _sharing(self, cache: PrefixCache) -> Iterator[int]:
         """The rest of the key with a prefix cache: who has which token and which block, and what can be found.
@@ -326,7 +380,7 @@ class World:
                         counts[position] = counts.get(position, 1) + 1
                     yield tokens.setdefault(token_id, counts[position])
 
-        for request in (*scheduler.running, *scheduler.waiting.values()):
+        for request in (*scheduler.running, *self._in_line()):
             yield family_of(request) == COMMON
             yield from names(request.token_ids_between(0, request.num_tokens), 0)
         for request in (*scheduler.running, *(each for each in scheduler.finished if each.block_ids)):
@@ -370,10 +424,13 @@ def _copy_record(record: T) -> T:
 
 # What Scheduler keeps, by how it is copied: the same object, a list of numbers, or its own rule in _copy_scheduler.
 _SHARED = {
-    *("block_size", "max_num_seqs", "max_num_batched_tokens", "watermark_blocks"),
-    *("drafter", "door", "_num_arrivals"),
+    *("block_size", "max_num_seqs", "max_num_batched_tokens", "reserve"),
+    *("drafter", "door", "disk", "loads", "_num_arrivals"),
 }
-_OWN_RULE = {"cache", "pool", "counters", "requests", "waiting", "running", "finished", "free_slots", "_in_flight"}
+_OWN_RULE = {
+    *("cache", "pool", "policy", "counters", "notes"),
+    *("requests", "waiting", "running", "finished", "free_slots", "_in_flight"),
+}
 
 
 def _copy_scheduler(scheduler: Scheduler, twins: Mapping[int, Request]) -> Scheduler:
@@ -385,7 +442,9 @@ def _copy_scheduler(scheduler: Scheduler, twins: Mapping[int, Request]) -> Sched
     vars(twin).update(fields)
     twin.cache = None if scheduler.cache is None else _copy_cache(scheduler.cache)
     twin.pool = _copy_pool(scheduler.pool, twin.cache)
+    twin.policy = copy_policy(scheduler.policy, twins)
     twin.counters = _copy_record(scheduler.counters)
+    twin.notes = _copy_record(scheduler.notes)
     twin.requests = {name: twins[id(request)] for name, request in scheduler.requests.items()}
     twin.waiting = OrderedDict((name, twins[id(request)]) for name, request in scheduler.waiting.items())
     twin.running = [twins[id(request)] for request in scheduler.running]
@@ -400,6 +459,7 @@ def _copy_pool(pool: BlockPool, cache: PrefixCache | None) -> BlockPool:
     twin = BlockPool.__new__(BlockPool)
     twin.num_blocks, twin.cache, twin._ref_counts = pool.num_blocks, cache, pool._ref_counts.copy()
     twin._free, twin._findable = pool._free.copy(), pool._findable.copy()
+    twin._free_in_run, twin._free_runs = pool._free_in_run.copy(), pool._free_runs.copy()
     return twin
 
 

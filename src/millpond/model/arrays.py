@@ -1,17 +1,18 @@
 """What the compiled forward pass is given, as named tuples of arrays: weights, K/V cache, the step, scratch room."""
 
+import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels.attention import BLOCK, GROUP_TOKENS
-from millpond.kernels.attention_int8 import key_bytes, query_bytes, value_bytes
+from millpond.kernels.attention_int8 import code_bytes, query_bytes, scale_bytes
 from millpond.kernels.matmul import (
     ADDS,
     COLUMNS,
     DESCRIPTOR_SIZE,
-    ERRAND_SIZE,
     GROUP,
     MOST_OUTLIERS,
     ROW_BLOCK,
@@ -25,6 +26,8 @@ from millpond.model.experts import NUM_SLOT_LISTS
 from millpond.model.forward import DOWN, OUT
 from millpond.model.rope import tables
 from millpond.model.weights import ModelWeights, linears_each
+
+RUN = 8  # blocks
 
 
 class Weights(NamedTuple):
@@ -75,37 +78,37 @@ class Weights(NamedTuple):
 
 
 class KVCache(NamedTuple):
-    """keys, values [layers, blocks, kv_heads, ...]: uint16 (bfloat16 bits), float32, or uint8, 8-bit numbers with their
-    scales as attention.py and attention_int8.py draw them.
+    """keys, values [layers, places, kv_heads, ...]: uint16 (bfloat16 bits), float32, or uint8, as attention.py and
+    attention_int8.py draw them; key_scales, value_scales: uint8, as wide as 8-bit numbers want them, or 0.
 
-    Views of one array: a block's keys and values of all heads are one run of memory, and those of all layers a longer
-    one. A step reads blocks from all over the pool, layer after layer: it finds the next layer's in pages, or near
-    entries of the page tables, that it has just used.
+    RUN blocks that follow each other stand side by side, [runs, layers, kv_heads, keys and values, RUN]: what a head
+    reads of a sequence that has them is a run of memory, which the processor fetches ahead by itself. An array is a
+    view in which a block has the same place in every layer and head; block_places says which.
     """
 
     keys: NDArray[np.generic]
     values: NDArray[np.generic]
+    key_scales: NDArray[np.generic]
+    value_scales: NDArray[np.generic]
 
 
 class Batch(NamedTuple):
-    """One step. tokens, positions, places: int64 [rows], a place being 16 * block + offset where the row's K/V goes.
+    """One step. tokens, positions, slots: int64 [rows], a slot being 16 * place + offset where the row's K/V goes.
 
     cleared: int64 [rows], how many positions after the row's in its block are to be zeroed: those that nothing has
     written yet, for the last row in a block that this step begins.
     groups: int64 [groups, 4], each [first row, rows, sequence, context length of the first row]: up to GROUP_TOKENS
-    consecutive tokens of one sequence. tables: int64 [sequences, blocks]. sampled: int64, the rows that want logits.
-    blocks: int64, the used blocks of all tables, those of sequence s from starts[s] to starts[s + 1].
+    consecutive tokens of one sequence. tables: int64 [sequences, blocks], of places. sampled: int64, the rows that want
+    logits.
     """
 
     tokens: NDArray[np.int64]
     positions: NDArray[np.int64]
-    places: NDArray[np.int64]
+    slots: NDArray[np.int64]
     cleared: NDArray[np.int64]
     groups: NDArray[np.int64]
     tables: NDArray[np.int64]
     sampled: NDArray[np.int64]
-    blocks: NDArray[np.int64]
-    starts: NDArray[np.int64]
 
 
 class Scratch(NamedTuple):
@@ -133,7 +136,6 @@ class Scratch(NamedTuple):
     row: NDArray[np.float32]
     scores: NDArray[np.float32]
     factors: NDArray[np.float32]
-    errands: NDArray[np.int64]
     sync: NDArray[np.int64]
 
 
@@ -190,16 +192,61 @@ def _options(config: ModelConfig) -> dict[str, Any]:
 
 def new_kv_cache(config: ModelConfig, num_blocks: int, dtype: type[np.generic]) -> KVCache:
     """Zeroed keys and values for num_blocks blocks of 16 positions; dtype uint16 (bfloat16 bits), float32 or uint8."""
-    heads, dim = config.num_kv_heads, config.head_dim
-    sizes = [heads * num_bytes for num_bytes in _head_bytes(config, dtype)]
-    both = np.zeros((num_blocks, config.num_layers, sum(sizes)), np.uint8).swapaxes(0, 1)
+    dim = config.head_dim
     shapes: dict[type[np.generic], tuple[tuple[int, ...], ...]] = {
         np.float32: ((dim, BLOCK), (BLOCK, dim)),
         np.uint16: ((dim // 2, BLOCK, 2), (BLOCK // 2, dim, 2)),
-        np.uint8: tuple((num_bytes // heads,) for num_bytes in sizes),
+        np.uint8: ((code_bytes(dim),), (code_bytes(dim),)),
     }
-    parts = zip(np.split(both, [sizes[0]], axis=-1), shapes[dtype], strict=True)
-    return KVCache(*(part.view(dtype).reshape(*both.shape[:2], heads, *shape) for part, shape in parts))
+    scales = (scale_bytes(dim),) if dtype is np.uint8 else (0,)
+    keys, values = _in_runs(config, num_blocks, dtype, shapes[dtype])
+    return KVCache(keys, values, *_in_runs(config, num_blocks, np.uint8, (scales, scales)))
+
+
+def _in_runs(
+    config: ModelConfig, num_blocks: int, dtype: type[np.generic], shapes: tuple[tuple[int, ...], ...]
+) -> list[NDArray[np.generic]]:
+    """Two parts of a block, of as many numbers each, as views [layers, places, kv_heads, ...] of one array."""
+    runs, layers, heads = -(-num_blocks // RUN), config.num_layers, config.num_kv_heads
+    memory = np.zeros((runs, layers, heads, 2, RUN, math.prod(shapes[0])), dtype)
+    places = (runs - 1) * layers * heads * 2 * RUN + RUN
+    _, layer, head, _, block, number = memory.strides
+    return [
+        np.lib.stride_tricks.as_strided(
+            memory[0, 0, 0, part],
+            (layers, places, heads, *shape),
+            (layer, block, head, *(number * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))),
+        )
+        for part, shape in enumerate(shapes)
+    ]
+
+
+def block_places(config: ModelConfig, num_blocks: int) -> NDArray[np.int64]:
+    """Where the blocks are in a cache, along its axis of places: int64 [num_blocks]."""
+    run, block = np.divmod(np.arange(num_blocks), RUN)
+    return run * (config.num_layers * config.num_kv_heads * 2 * RUN) + block
+
+
+def get_block(cache: KVCache, place: int, into: NDArray[np.uint8]) -> None:
+    """Copy what a block holds of all layers and heads to kv_block_bytes bytes: keys, values and their scales."""
+    for own, data in _parts(cache, place, into):
+        np.copyto(data, own)
+
+
+def put_block(cache: KVCache, place: int, data: NDArray[np.uint8]) -> None:
+    """The opposite of get_block."""
+    for own, part in _parts(cache, place, data):
+        np.copyto(own, part)
+
+
+def _parts(
+    cache: KVCache, place: int, data: NDArray[np.uint8]
+) -> Iterator[tuple[NDArray[np.generic], NDArray[np.generic]]]:
+    start = 0
+    for part in cache:
+        own = part[:, place]
+        yield own, data[start : start + own.nbytes].view(own.dtype).reshape(own.shape)
+        start += own.nbytes
 
 
 def kv_storage(dtype: str, kv_dtype: str) -> type[np.generic]:
@@ -211,15 +258,10 @@ def kv_storage(dtype: str, kv_dtype: str) -> type[np.generic]:
 
 def kv_block_bytes(config: ModelConfig, dtype: type[np.generic]) -> int:
     """Bytes of K/V that a block of 16 positions takes over all layers."""
-    return config.num_layers * config.num_kv_heads * sum(_head_bytes(config, dtype))
-
-
-def _head_bytes(config: ModelConfig, dtype: type[np.generic]) -> tuple[int, int]:
-    """Bytes of the keys and of the values of one block, one layer and one K/V head."""
+    each = BLOCK * config.head_dim * np.dtype(dtype).itemsize
     if dtype is np.uint8:
-        return key_bytes(config.head_dim), value_bytes(config.head_dim)
-    plain = BLOCK * config.head_dim * np.dtype(dtype).itemsize
-    return plain, plain
+        each += scale_bytes(config.head_dim)
+    return config.num_layers * config.num_kv_heads * 2 * each
 
 
 def new_scratch(
@@ -257,15 +299,14 @@ def new_scratch(
         row=np.zeros((threads, narrow), np.float32),
         scores=np.zeros((threads, group_rows, blocks * BLOCK), np.float32),
         factors=np.zeros((threads, group_rows), np.float32),
-        errands=np.zeros((threads + 1, ERRAND_SIZE), np.int64),  # the last is never set
         sync=new_sync(threads),
     )
 
 
-def touch(cache: KVCache, scratch: Scratch, blocks: int) -> None:
-    """Write zeros over the cache's first blocks and the scratch, so that the system has found memory for them: a huge
-    page takes it up to milliseconds."""
+def touch(cache: KVCache, scratch: Scratch, places: NDArray[np.int64]) -> None:
+    """Write zeros over the cache's blocks at these places and the scratch, so that the system has found memory for
+    them: a huge page takes it up to milliseconds."""
     for array in cache:
-        array[:, :blocks] = 0
+        array[:, places] = 0
     for array in scratch:
         array.fill(0)

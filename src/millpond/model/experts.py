@@ -28,8 +28,8 @@ linear, prepare = inner_copy(linear), inner_copy(prepare)
 @njit(cache=True, nogil=True)
 def experts(thread, tiles, weights, layer, rows, scratch):
     """The FFN of a layer for rows that are prepared for its router; what it gives goes to scratch.branch."""
-    sync, unpacked, idle, zero = scratch.sync, scratch.unpacked[thread], scratch.errands[-1], np.int64(0)
-    linear(tiles, sync, thread, layer[ROUTER], rows, scratch.inputs, scratch.sums, scratch.routed, unpacked, idle, zero)
+    sync, unpacked = scratch.sync, scratch.unpacked[thread]
+    linear(tiles, sync, thread, layer[ROUTER], rows, scratch.inputs, scratch.sums, scratch.routed, unpacked)
     choose_rows(thread, weights, rows, scratch)
     for _ in shared_items(sync, thread, 1):
         sort_slots(weights, rows, scratch.slots)
@@ -108,7 +108,7 @@ def gather_slots(thread, weights, layer, rows, scratch):
 @inner
 def gate_up_slots(tiles, thread, weights, layer, scratch):
     """gate and up for the slots of one expert and some channels at once, and their product as the input of down."""
-    room, unpacked, idle, zero = scratch.ffn[thread], scratch.unpacked[thread], scratch.errands[-1], np.int64(0)
+    room, unpacked = scratch.ffn[thread], scratch.unpacked[thread]
     units, stride = layer[FIRST_GATE_UP, COLUMN_COUNT] // (2 * UNIT), 4 * weights.norms.shape[1] + 64
     ffn_stride = 4 * weights.ffn_size + 64
     for item in shared_items(scratch.sync, thread, units * weights.num_experts):
@@ -124,7 +124,7 @@ def gate_up_slots(tiles, thread, weights, layer, scratch):
             last = min(first + ROW_BLOCK, stop - start)
             for t in range(2 * UNIT // COLUMNS):
                 tile, c = unit * (2 * UNIT // COLUMNS) + t, address(room) + t * COLUMNS * 4
-                linear_tile(tiles, gate_up, tile, first, last, inputs, sums, c, room.strides[0], unpacked, idle, zero)
+                linear_tile(tiles, gate_up, tile, first, last, inputs, sums, c, room.strides[0], unpacked)
             for n in range(first, last):
                 row = room[n - first]
                 swiglu_row(address(row), address(row) + 4 * UNIT, address(row), channels // 16)
@@ -134,7 +134,7 @@ def gate_up_slots(tiles, thread, weights, layer, scratch):
 
 @inner
 def down_slots(tiles, thread, weights, layer, scratch):
-    unpacked, idle, zero, outputs = scratch.unpacked[thread], scratch.errands[-1], np.int64(0), scratch.expert_outputs
+    unpacked, outputs = scratch.unpacked[thread], scratch.expert_outputs
     across, stride, ldc = layer[FIRST_DOWN, COLUMN_COUNT] // COLUMNS, 4 * weights.ffn_size + 64, outputs.strides[0]
     for item in shared_items(scratch.sync, thread, across * weights.num_experts):
         e, tile = item // across, item % across
@@ -145,7 +145,7 @@ def down_slots(tiles, thread, weights, layer, scratch):
                 min(first + ROW_BLOCK, stop - start),
                 address(outputs) + (start + first) * ldc + tile * COLUMNS * 4,
             )
-            linear_tile(tiles, layer[FIRST_DOWN + 2 * e], tile, first, last, inputs, sums, c, ldc, unpacked, idle, zero)
+            linear_tile(tiles, layer[FIRST_DOWN + 2 * e], tile, first, last, inputs, sums, c, ldc, unpacked)
 
 
 @inner

@@ -18,13 +18,11 @@ from millpond.kernels.matmul import (
     LINE,
     ROWS,
     UNIT,
-    calls_of,
     fetch,
     input_stride,
     linear,
     linear_tile,
     rows_at_once,
-    set_errand,
 )
 from millpond.kernels.pointwise import (
     add_row,
@@ -42,7 +40,7 @@ from millpond.kernels.pointwise import (
     write_value,
 )
 from millpond.kernels.simd import address
-from millpond.kernels.threads import share_of, shared_items, start_phases
+from millpond.kernels.threads import shared_items, start_phases
 from millpond.kernels.tops import note_tops
 
 QKV, OUT, GATE_UP, DOWN = range(4)
@@ -80,58 +78,28 @@ def walk(thread, tiles, weights, cache, batch, scratch):
     """
     sync, rows, hidden, unpacked = scratch.sync, batch.tokens.size, scratch.hidden, scratch.unpacked[thread]
     inputs, sums, layers = scratch.inputs, scratch.sums, weights.layers
-    zero = np.int64(0)  # a literal has a type of its own, and all that it goes into would be compiled once more for it
-    errand, idle, at = scratch.errands[thread], scratch.errands[-1], zero
     embed_rows(thread, weights, batch, scratch)
-    fetch_cache(thread, cache, layers, zero, batch, sync, errand)
     for i in range(len(layers)):
         layer, keys, values = layers[i], cache.keys[i], cache.values[i]
+        key_scales, value_scales = cache.key_scales[i], cache.value_scales[i]
         is_last = i + 1 == len(layers)
         norm_rows(thread, weights, 2 * i, layer[QKV], rows, hidden, scratch)
-        linear(tiles, sync, thread, layer[QKV], rows, inputs, sums, scratch.qkv, unpacked, errand, at)
-        rotate_rows(thread, weights, i, keys, values, batch, scratch)
-        attend_groups(tiles, thread, weights, i, keys, values, batch, scratch)
+        linear(tiles, sync, thread, layer[QKV], rows, inputs, sums, scratch.qkv, unpacked)
+        rotate_rows(thread, weights, i, keys, values, key_scales, value_scales, batch, scratch)
+        attend_groups(tiles, thread, weights, i, keys, values, key_scales, value_scales, batch, scratch)
         if is_last:
             rows, hidden = batch.sampled.size, scratch.last
         given = scratch.branch if weights.branches else hidden
         gather_rows(thread, weights, layer[OUT], rows, is_last, batch.sampled, scratch)
-        linear(tiles, sync, thread, layer[OUT], rows, inputs, sums, given, unpacked, idle, zero)
+        linear(tiles, sync, thread, layer[OUT], rows, inputs, sums, given, unpacked)
         norm_rows(thread, weights, 2 * i + 1, layer[GATE_UP], rows, hidden, scratch)
-        fetch_cache(thread, cache, layers, min(i + 1, len(layers) - 1), batch, sync, errand)
         if weights.num_experts:
             call(weights.experts, thread, tiles, weights, layer, rows, scratch)
-            at = zero
         else:
-            at = gate_up_units(tiles, thread, weights, layer, rows, scratch, errand)
-            at = linear(
-                tiles,
-                sync,
-                thread,
-                layer[DOWN],
-                rows,
-                scratch.ffn_inputs,
-                scratch.ffn_sums,
-                given,
-                unpacked,
-                errand,
-                at,
-            )
+            gate_up_units(tiles, thread, weights, layer, rows, scratch)
+            linear(tiles, sync, thread, layer[DOWN], rows, scratch.ffn_inputs, scratch.ffn_sums, given, unpacked)
     norm_rows(thread, weights, 2 * len(layers), weights.head, rows, hidden, scratch)
-    head_tiles(tiles, thread, weights, rows, scratch, idle)
-
-
-@inner
-def fetch_cache(thread, cache, layers, i, batch, sync, errand):
-    """The errand of fetching what this thread will attend to in layer i, during the three linear layers before."""
-    layer, keys, rows, groups = layers[i], cache.keys[i], batch.tokens.size, batch.groups
-    calls = calls_of(layer[GATE_UP], rows) + calls_of(layer[DOWN], rows) + calls_of(layer[QKV], rows)
-    first, count = share_of(sync, thread, len(groups))
-    start = stop = 0
-    if count:
-        start, stop = batch.starts[groups[first, 2]], batch.starts[groups[first + count - 1, 2] + 1]
-    runs = address(batch.blocks) + 8 * start
-    stride, size, calls = keys.strides[0], cache.keys.strides[0], calls // (len(sync) // 2)
-    set_errand(errand, address(keys), stride, size, runs, stop - start, calls)
+    head_tiles(tiles, thread, weights, rows, scratch)
 
 
 @inner
@@ -178,12 +146,12 @@ def finish_row(weights, i, qkv):
 
 
 @inner
-def rotate_rows(thread, weights, i, keys, values, batch, scratch):
+def rotate_rows(thread, weights, i, keys, values, key_scales, value_scales, batch, scratch):
     """Rotate queries and keys; queries go to [kv_head][row][head of the group], keys and values into their block."""
     dim, per_kv, turn = weights.head_dim, weights.num_heads // weights.num_kv_heads, weights.turns[i]
     row = scratch.row[thread]
     for m in shared_items(scratch.sync, thread, batch.tokens.size):
-        qkv, block, offset = scratch.qkv[m], batch.places[m] // BLOCK, batch.places[m] % BLOCK
+        qkv, block, offset = scratch.qkv[m], batch.slots[m] // BLOCK, batch.slots[m] % BLOCK
         cosine, sine = weights.cosine[turn, batch.positions[m]], weights.sine[turn, batch.positions[m]]
         if weights.biased or weights.query_key_norm:
             finish_row(weights, i, qkv)
@@ -200,12 +168,13 @@ def rotate_rows(thread, weights, i, keys, values, batch, scratch):
         v = k + weights.num_kv_heads * dim
         for h in range(weights.num_kv_heads):
             rotate(qkv[k + h * dim : k + (h + 1) * dim], cosine, sine, row)
-            write_key(row[:dim], keys[block, h], offset)
-            write_value(qkv[v + h * dim : v + (h + 1) * dim], values[block, h], offset, batch.cleared[m])
+            write_key(row[:dim], keys[block, h], key_scales[block, h], offset)
+            value = qkv[v + h * dim : v + (h + 1) * dim]
+            write_value(value, values[block, h], value_scales[block, h], offset, batch.cleared[m])
 
 
 @inner
-def attend_groups(tiles, thread, weights, i, keys, values, batch, scratch):
+def attend_groups(tiles, thread, weights, i, keys, values, key_scales, value_scales, batch, scratch):
     dim, kv_heads, window = weights.head_dim, weights.num_kv_heads, weights.windows[i]
     per_token = weights.num_heads // kv_heads
     for item in shared_items(scratch.sync, thread, len(batch.groups) * kv_heads):
@@ -215,8 +184,8 @@ def attend_groups(tiles, thread, weights, i, keys, values, batch, scratch):
         table, scores, factors = batch.tables[sequence], scratch.scores[thread], scratch.factors[thread]
         rows, q_bytes = count * per_token, scratch.queries.strides[1] // per_token
         attend(
-            tiles, keys, values, h, rows, per_token, length, table, q, q_bytes, o, dim, weights.score_scale, window,
-            weights.score_cap, scores, factors,
+            tiles, keys, values, key_scales, value_scales, h, rows, per_token, length, table,
+            q, q_bytes, o, dim, weights.score_scale, window, weights.score_cap, scores, factors,
         )  # fmt: skip
 
 
@@ -237,19 +206,17 @@ def gather_rows(thread, weights, layer, rows, is_last, sampled, scratch):
 
 
 @inner
-def gate_up_units(tiles, thread, weights, layer, rows, scratch, errand):
+def gate_up_units(tiles, thread, weights, layer, rows, scratch):
     """gate and up for some rows and channels at once, and their product as the input of the down projection."""
     gate_up, down, room = layer[GATE_UP], layer[DOWN], scratch.ffn[thread]
     stride, unpacked = room.strides[0], scratch.unpacked[thread]
-    units, block, index = gate_up[COLUMN_COUNT] // (2 * UNIT), rows_at_once(rows, len(scratch.sync) // 2), np.int64(0)
+    units, block = gate_up[COLUMN_COUNT] // (2 * UNIT), rows_at_once(rows, len(scratch.sync) // 2)
     for item in shared_items(scratch.sync, thread, units * ((rows + block - 1) // block)):
         unit, first = item % units, item // units * block
         last, channels = min(first + block, rows), min(UNIT, weights.ffn_size - unit * UNIT)
         for t in range(2 * UNIT // COLUMNS):
             tile, c = unit * (2 * UNIT // COLUMNS) + t, address(room) + t * COLUMNS * 4
-            index = linear_tile(
-                tiles, gate_up, tile, first, last, scratch.inputs, scratch.sums, c, stride, unpacked, errand, index
-            )
+            linear_tile(tiles, gate_up, tile, first, last, scratch.inputs, scratch.sums, c, stride, unpacked)
         for m in range(first, last):
             row = room[m - first]
             if weights.gelu:
@@ -259,20 +226,19 @@ def gate_up_units(tiles, thread, weights, layer, rows, scratch, errand):
             place = address(scratch.ffn_inputs) + m * input_stride(down)
             fetch(place + ROWS * input_stride(down) + unit * UNIT, UNIT // LINE)
             prepare(down, row[:channels], unit * UNIT, place, address(scratch.ffn_sums[m]))
-    return index
 
 
 @inner
-def head_tiles(tiles, thread, weights, rows, scratch, idle):
+def head_tiles(tiles, thread, weights, rows, scratch):
     """The logits, and each row's largest of every tile while these are still in this core's caches."""
     layer, cap = weights.head, weights.logit_cap
     across, block = layer[COLUMN_COUNT] // COLUMNS, rows_at_once(rows, len(scratch.sync) // 2)
     ldc, ldtops = scratch.logits.strides[0], scratch.tops.strides[0]
-    unpacked, zero = scratch.unpacked[thread], np.int64(0)
+    unpacked = scratch.unpacked[thread]
     for item in shared_items(scratch.sync, thread, across * ((rows + block - 1) // block)):
         tile, first = item % across, item // across * block
         last, c = min(first + block, rows), address(scratch.logits) + first * ldc + tile * COLUMNS * 4
-        linear_tile(tiles, layer, tile, first, last, scratch.inputs, scratch.sums, c, ldc, unpacked, idle, zero)
+        linear_tile(tiles, layer, tile, first, last, scratch.inputs, scratch.sums, c, ldc, unpacked)
         if cap:
             for m in range(last - first):
                 cap_row(c + m * ldc, cap, COLUMNS // 16)

@@ -8,7 +8,7 @@ import numpy as np
 
 from millpond.errors import ConfigError
 from millpond.kernels.isa import runnable
-from millpond.kernels.matmul import BF16, ERRAND_SIZE, GROUP, HALF, U4, U8, U8_BYTES, input_stride
+from millpond.kernels.matmul import BF16, GROUP, HALF, U4, U8, U8_BYTES, input_stride
 from millpond.kernels.pack import Packed, pack_affine, pack_float
 from millpond.kernels.pointwise import prepare
 from millpond.kernels.roofline import repeat_linear
@@ -116,11 +116,11 @@ def layer_run(packed: Packed, rows: int) -> Callable[[Tiles, int], None]:
     for row, values in enumerate(np.random.default_rng(1).standard_normal((rows, DEPTH), dtype=np.float32)):
         prepare(layer, values, 0, inputs.ctypes.data + row * input_stride(layer), sums[row].ctypes.data)
     outputs, scratch = np.zeros((rows, COLUMNS), np.float32), np.zeros(DEPTH // GROUP * U8_BYTES, np.uint8)
-    sync, errand = new_sync(1), np.zeros(ERRAND_SIZE, np.int64)
+    sync = new_sync(1)
 
     def run(tiles: Tiles, count: int) -> None:
         assert packed.weights.size  # the descriptor holds its address alone
-        repeat_linear(count, tiles, sync, layer, rows, inputs, sums, outputs, scratch, errand)
+        repeat_linear(count, tiles, sync, layer, rows, inputs, sums, outputs, scratch)
 
     return run
 

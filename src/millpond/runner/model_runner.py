@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import numba
@@ -31,10 +31,14 @@ from millpond.model.arrays import (
     KVCache,
     Scratch,
     Weights,
+    block_places,
+    get_block,
+    kv_block_bytes,
     kv_storage,
     new_kv_cache,
     new_scratch,
     new_weights,
+    put_block,
     touch,
 )
 from millpond.model.config import ModelConfig
@@ -92,7 +96,9 @@ class ModelRunner:
         self._per_block = block_size // BLOCK
         self._first_blocks = FIRST_BLOCKS * max_num_seqs * self._per_block
         self._weights: Weights = new_weights(config, packed, max(max_model_len, PROBE_TOKENS))
-        self._cache: KVCache = new_kv_cache(config, num_blocks * self._per_block, self._kv_dtype)
+        self._num_blocks = num_blocks * self._per_block  # the kernels'
+        self._places = block_places(config, max(self._num_blocks, PROBE_TOKENS))
+        self._cache: KVCache = new_kv_cache(config, self._num_blocks, self._kv_dtype)
         self._scratch: Scratch = new_scratch(
             config,
             self._kv_dtype,
@@ -104,18 +110,7 @@ class ModelRunner:
         self.sampler = Sampler(max_num_seqs, vocab_size, self._scratch.logits.shape[1])
         self._special: dict[int, str] = {}
         self._prompts = PromptScorer(self.sampler.scorer, self._all_logits, len(self._scratch.logits))
-        tiles = partial(
-            load_tiles,
-            isa,
-            threads,
-            kinds=packed.kinds,
-            kv_dtype=self._kv_dtype,
-            heads_per_kv=config.heads_per_kv,
-            head_dim=config.head_dim,
-            windowed=config.has_windows,
-            capped=config.score_cap > 0,
-        )
-        self._link(tiles, notify)
+        self._link(tile_loader(config, packed, self._kv_dtype, isa, threads), notify)
         self.outliers = self._take_out_outliers()
 
     def _link(self, load: Callable[..., Tiles], notify: Callable[[str], None]) -> None:
@@ -157,7 +152,7 @@ class ModelRunner:
         cache = new_kv_cache(config, blocks * self._per_block, self._kv_dtype)
         count = len(tokens)
         scratch = new_scratch(
-            config, self._kv_dtype, rows=count, sampled=count, max_model_len=len(cache.keys[0]) * BLOCK, threads=1
+            config, self._kv_dtype, rows=count, sampled=count, max_model_len=blocks * self._per_block * BLOCK, threads=1
         )
 
         def probe() -> None:
@@ -180,6 +175,9 @@ class ModelRunner:
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Run one step; a request whose logits are not finite gets a fault instead of a token."""
         started = self._clock()
+        for load in output.loads:
+            for place, part in self._parts(load.block_id, load.data):
+                put_block(self._cache, place, part)
         self._seat(output)
         scoring, prompts = 0.0, ScoredPrompts(output.scheduled)
         if self._prompts.has_work:
@@ -251,8 +249,8 @@ class ModelRunner:
 
     def _batch(self, scheduled: Sequence[ScheduledRequest]) -> Batch:
         # Lists, and an array of each at the end: with few rows, calls of numpy take longer than all their arithmetic.
-        tokens, positions, places, cleared = [], [], [], []
-        groups, tables, starts, sampled = [], [], [0], []
+        tokens, positions, slots, cleared = [], [], [], []
+        groups, tables, sampled = [], [], []
         widest = max([len(each.block_ids) for each in scheduled], default=0) * self._per_block
         for sequence, each in enumerate(scheduled):
             table, row = self._table(each.block_ids), len(tokens)
@@ -260,7 +258,7 @@ class ModelRunner:
             own = range(first, first + count)
             tokens += each.token_ids
             positions += own
-            places += [table[position // BLOCK] * BLOCK + position % BLOCK for position in own]
+            slots += [table[position // BLOCK] * BLOCK + position % BLOCK for position in own]
             cleared += [0] * count
             last_offset = own[-1] % BLOCK
             if count > last_offset:  # the block of the last token begins in this chunk
@@ -271,18 +269,15 @@ class ModelRunner:
                 sampled += range(row + count - 1 - each.num_drafts, row + count)
             tables += table
             tables += [0] * (widest - len(table))
-            starts.append(starts[-1] + blocks_for_length(first + count, BLOCK))
-        table_rows, ends = np.array(tables, np.int64).reshape(len(scheduled), widest), np.array(starts, np.int64)
+        blocks, offsets = np.divmod(np.array(slots, np.int64), BLOCK)
         return Batch(
             np.array(tokens, np.int64),
             np.array(positions, np.int64),
-            np.array(places, np.int64),
+            self._places[blocks] * BLOCK + offsets,
             np.array(cleared, np.int64),
             np.array(groups, np.int64).reshape(-1, 4),
-            table_rows,
+            self._places[np.array(tables, np.int64).reshape(len(scheduled), widest)],
             np.array(sampled, np.int64),
-            table_rows[np.arange(widest) < np.diff(ends)[:, None]],
-            ends,
         )
 
     def _table(self, block_ids: Sequence[int]) -> Sequence[int]:
@@ -296,7 +291,7 @@ class ModelRunner:
 
         For evaluation and tests: it overwrites the cache's first blocks, so no request may be running.
         """
-        room = min(self._max_model_len, self._cache.keys.shape[1] * BLOCK)
+        room = min(self._max_model_len, self._num_blocks * BLOCK)
         if not 0 < len(token_ids) <= room:
             raise ValueError(f"from 1 to {room} tokens have room here, got {len(token_ids)}")
         if min(token_ids) < 0 or max(token_ids) >= self.config.vocab_size:
@@ -315,12 +310,44 @@ class ModelRunner:
             rows.append(scratch.logits[: len(part), : self._vocab_size].copy())
         return np.concatenate(rows)
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of K/V in one of the scheduler's blocks."""
+        return self._per_block * kv_block_bytes(self.config, self._kv_dtype)
+
+    def read_block(self, block_id: int, into: memoryview) -> None:
+        """Copy the K/V of a block; in any thread, as long as no step writes the block."""
+        for place, part in self._parts(block_id, into):
+            get_block(self._cache, place, part)
+
+    def _parts(self, block_id: int, data: bytes | memoryview) -> Iterable[tuple[int, NDArray[np.uint8]]]:
+        """The kernels' blocks of a block: their places, and their bytes in its data."""
+        parts = np.frombuffer(data, np.uint8).reshape(self._per_block, -1)
+        return zip(self._places[self._table([block_id])].tolist(), parts, strict=True)
+
     def warm_up(self) -> None:
         """Compile (or load) everything that a step can call, and use the memory of the first steps once: no request
         waits for the one, or for the system to find and clear pages."""
-        touch(self._cache, self._scratch, self._first_blocks)
+        touch(self._cache, self._scratch, self._places[: min(self._first_blocks, self._num_blocks)])
         self.logits([0])
         self.sampler.warm_up()
+
+
+def tile_loader(
+    config: ModelConfig, packed: ModelWeights, kv_dtype: type[np.generic], isa: str, threads: int
+) -> Callable[..., Tiles]:
+    """What loads the tiles that a model needs."""
+    return partial(
+        load_tiles,
+        isa,
+        threads,
+        kinds=packed.kinds,
+        kv_dtype=kv_dtype,
+        heads_per_kv=config.heads_per_kv,
+        head_dim=config.head_dim,
+        windowed=config.has_windows,
+        capped=config.score_cap > 0,
+    )
 
 
 def is_special(admission: Admission) -> bool:

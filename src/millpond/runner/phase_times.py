@@ -9,7 +9,9 @@ import numpy as np
 from millpond.core.block_pool import blocks_for_length
 from millpond.core.sampling import SamplingParams
 from millpond.core.step import Admission, ScheduledRequest, SchedulerOutput
+from millpond.kernels.attention import BLOCK
 from millpond.kernels.threads import phases_walked, time_phases
+from millpond.model.arrays import kv_block_bytes
 from millpond.model.floors import AFTER, BEFORE, StepShape, phase_names
 from millpond.runner.model_runner import ModelRunner
 
@@ -39,8 +41,8 @@ class PhaseTimer:
         self._num_blocks, self._block_size = num_blocks, block_size
         self._names = [BEFORE, *phase_names(runner.config.num_layers), AFTER]
         for part in runner._cache:
-            part.view(np.uint8)[...] = FILL
-        self.kv_position_bytes = sum(part.nbytes for part in runner._cache) / (num_blocks * block_size)
+            part[:, runner._places[:num_blocks]] = np.full(part.itemsize, FILL, np.uint8).view(part.dtype)[0]
+        self.kv_position_bytes = kv_block_bytes(runner.config, runner._kv_dtype) / BLOCK
         self.kv_dot = KV_DOTS[runner._kv_dtype]
 
     def step(self, shape: StepShape) -> SchedulerOutput:

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -26,7 +27,9 @@ from millpond.serve.messages import messages_router
 from millpond.serve.meta import meta_router
 from millpond.serve.metrics import EngineCollector, metrics_router
 from millpond.serve.request_log import CLIENT_CLOSED_REQUEST, REQUEST_ID, RequestLog
+from millpond.serve.requests import requests_router
 from millpond.serve.responses_api import responses_router
+from millpond.serve.tenants import TenantHeader
 from millpond.serve.tokens import tokens_router
 from millpond.text.chat import ChatTemplate
 from millpond.text.tokenizer import Tokenizer
@@ -74,11 +77,22 @@ def create_app(
     responses: Counter[tuple[str, int]] = Counter()
     # A text has hardly more commas than tokens, and no body may have more tokens than these.
     most_tokens = max(async_engine.load.max_waiting_tokens, async_engine.limits.max_total_tokens)
-    _add_middleware(app, config, drain, new_id, responses, most_tokens + OTHER_ITEMS)
+    log = partial(
+        RequestLog,
+        new_id=new_id,
+        responses=responses,
+        summarize=async_engine.timelines.summary,
+        slow_request=config.slow_request,
+        log_prompts=config.log_prompts,
+    )
+    if async_engine.limits.policy == "fair":
+        app.add_middleware(TenantHeader)
+    _add_middleware(app, config, drain, most_tokens + OTHER_ITEMS)
+    app.add_middleware(log)
     collector = EngineCollector(async_engine.metrics, context.model_names[0], responses)
     app.include_router(metrics_router(collector))
-    makers = (meta_router, completions_router, chat_router, messages_router, responses_router, tokens_router)
-    for make_router in makers:
+    makers = (completions_router, chat_router, messages_router, responses_router, tokens_router)
+    for make_router in (meta_router, requests_router, *makers):
         app.include_router(make_router(context))
     return app
 
@@ -87,11 +101,9 @@ def _add_middleware(
     app: FastAPI,
     config: ServerConfig,
     drain: Drain,
-    new_id: Callable[[], str],
-    responses: Counter[tuple[str, int]],
     max_items: int,
 ) -> None:
-    """What every request passes before a route, innermost first."""
+    """What every request passes before a route and behind the log, innermost first."""
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes, max_items=max_items)
     app.add_middleware(DrainGate, drain=drain)
     if config.api_keys:
@@ -104,7 +116,6 @@ def _add_middleware(
             allow_headers=["*"],
             expose_headers=[REQUEST_ID_HEADER, WARNING_HEADER, "Retry-After"],
         )
-    app.add_middleware(RequestLog, new_id=new_id, responses=responses, log_prompts=config.log_prompts)
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millpond.serve.errors import error_body, error_response
+from millpond.serve.tenants import API_KEY
 
 # What load balancers and supervisors look at, who have no key.
 OPEN_PATHS = ("/health", "/ready")
@@ -25,7 +26,9 @@ class ApiKeys:
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._admits(scope):
+        number = self._number(scope) if scope["type"] == "http" else 0
+        API_KEY.set(number)
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not number:
             body = error_body(
                 "this server wants an API key that it knows, and one only, sent as Authorization: Bearer KEY",
                 "invalid_request_error",
@@ -36,13 +39,15 @@ class ApiKeys:
             return
         await self.app(scope, receive, send)
 
-    def _admits(self, scope: Scope) -> bool:
+    def _number(self, scope: Scope) -> int:
+        """Which of the keys a request brings, from 1 on; 0 for none of them."""
         given = [key for name, value in scope["headers"] if (key := _key(name, value)) is not None]
         if len(given) != 1:  # several would leave open whose request it is
-            return False
+            return 0
         digest = _digest(given[0])
         # Every key is compared in full, so that the time tells nothing of how close one came, nor to which.
-        return sum([hmac.compare_digest(digest, each) for each in self._digests]) > 0
+        same = [hmac.compare_digest(digest, each) for each in self._digests]
+        return same.index(True) + 1 if sum(same) else 0
 
 
 def _key(name: bytes, value: bytes) -> bytes | None:

@@ -39,10 +39,10 @@ async def _answer(context: ServeContext, body: ChatCompletionRequest) -> Respons
         sampling = body.sampling()
         context.engine.check_room(sampling.n, sampling.n * context.intake.least_chat_tokens(body.messages))
         prompt_token_ids = await context.intake.chat(body)
-        requests = choice_requests(envelope.id, [prompt_token_ids], sampling, body.timeout)
+        requests = choice_requests(envelope.id, [prompt_token_ids], sampling, context.terms(body))
         if sampling.n == 1:
             requests = [replace(requests[0], request_id=envelope.id)]
-        call = context.engine.take(requests)
+        call = context.take(envelope.id, requests)
     names = TokenNames(context.intake.tokenizer, sampling.skip_special_tokens)
     if body.stream:
         chunk = replace(envelope, kind="chat.completion.chunk")

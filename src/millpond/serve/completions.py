@@ -89,7 +89,7 @@ async def _answer(context: ServeContext, body: CompletionRequest) -> Response:
     least_tokens = sampling.n * context.intake.least_tokens(body.prompts)
     context.engine.check_room(sampling.n * len(body.prompts), least_tokens)
     prompts = await context.intake.prompts(body.prompts)
-    requests = choice_requests(envelope.id, prompts, sampling, body.timeout)
+    requests = choice_requests(envelope.id, prompts, sampling, context.terms(body))
     for name, request in zip(prompt_names(len(prompts)), requests[:: sampling.n], strict=True):
         with renaming({"prompt": name}):
             context.engine.limits.check(request.prompt_token_ids, request.sampling)
@@ -97,7 +97,7 @@ async def _answer(context: ServeContext, body: CompletionRequest) -> Response:
     echoes = [echo for echo in echoes for _ in range(sampling.n)]
     names = TokenNames(context.intake.tokenizer, sampling.skip_special_tokens)
     choices = _Choices(body, requests, echoes, names, body.is_echo_alone)
-    call = context.engine.take(requests)
+    call = context.take(envelope.id, requests)
     if body.stream:
         return EventStream(_chunks(context, envelope, choices, call), partial(context.engine.release, call))
     return await _whole(context, envelope, choices, call)

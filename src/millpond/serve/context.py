@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,12 +11,16 @@ from fastapi.responses import Response
 from starlette.types import Receive
 
 from millpond.engine.async_engine import AsyncEngine
+from millpond.engine.call import Call, EngineRequest
+from millpond.engine.timeline import Origin
 from millpond.errors import InvalidRequestError, ModelNotFoundError
 from millpond.serve.disconnect import while_connected
 from millpond.serve.drain import Drain
 from millpond.serve.intake import Intake
-from millpond.serve.protocol import Body
+from millpond.serve.protocol import Body, GenerationRequest
+from millpond.serve.request_log import REQUEST_ID
 from millpond.serve.sse import EventStream
+from millpond.serve.tenants import API_KEY, tenant_of
 
 B = TypeVar("B", bound=Body)
 
@@ -37,6 +41,11 @@ class ServeContext:
     drain: Drain
     strict: bool = False
 
+    def terms(self, body: GenerationRequest) -> dict[str, Any]:
+        """What an EngineRequest has of a body beside its sampling. InvalidRequestError for a tenant that is no name."""
+        terms = {"timeout": body.timeout, "deadline_ms": body.deadline_ms, "priority": body.priority or 0}
+        return {**terms, "tenant": tenant_of(body.user)} if self.engine.limits.policy == "fair" else terms
+
     def model_name(self, wanted: str | None) -> str:
         """The served name that a request asks for. Raises ModelNotFoundError."""
         if wanted is None:
@@ -45,6 +54,18 @@ class ServeContext:
             served = ", ".join(self.model_names)
             raise ModelNotFoundError(f"there is no model {wanted[:100]!r} here; this server has {served}")
         return wanted
+
+    def take(self, answer_id: str, requests: Sequence[EngineRequest]) -> Call:
+        """Queue the requests of one answer, whose timelines are found by its id and by that of the HTTP request, too.
+
+        Raises what AsyncEngine.take does.
+        """
+        current = REQUEST_ID.get()
+        names = (answer_id,) if current is None else (answer_id, current.text)
+        call = self.engine.take(requests, Origin(names, API_KEY.get()))
+        if current is not None:
+            current.engine_ids.extend([each.request_id for each in requests])
+        return call
 
     def warnings(self, body: Body) -> dict[str, str]:
         """The header that names the fields of a body that nobody knows, none for most. A strict server refuses them:

@@ -16,11 +16,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from millpond.errors import (
+    DeadlineError,
     EngineDeadError,
     InvalidRequestError,
     MillpondError,
     ModelNotFoundError,
     OverloadedError,
+    RequestNotFoundError,
     RequestTimeoutError,
     SlowReaderError,
 )
@@ -49,10 +51,10 @@ ANTHROPIC_TYPES = {
 MEANINGS = {
     400: "Something about the request cannot be served; `param` names the field.",
     401: "No API key, or none that the server knows.",
-    404: "There is no such model, or nothing at this path.",
+    404: "There is no such model or request, or nothing at this path.",
     413: "The body is longer than the server takes.",
     429: "The queue is full; Retry-After says when to try again.",
-    503: "The server is shutting down, or its engine is not well.",
+    503: "The server is shutting down, its engine is not well, or the answer could not be there by its deadline.",
     504: "The answer took longer than it may.",
 }
 
@@ -120,8 +122,12 @@ def describe(error: BaseException) -> tuple[int, dict[str, Any]]:
         return 400, error_body(str(error), "invalid_request_error", error.param)
     if isinstance(error, ModelNotFoundError):
         return 404, error_body(str(error), "invalid_request_error", "model", "model_not_found")
+    if isinstance(error, RequestNotFoundError):
+        return 404, error_body(str(error), "invalid_request_error", "request_id", "request_not_found")
     if isinstance(error, OverloadedError):
         return 429, error_body(str(error), error.bound, code="rate_limit_exceeded")
+    if isinstance(error, DeadlineError):
+        return 503, error_body(str(error), "server_error", "deadline_ms", "deadline_unreachable")
     if isinstance(error, RequestTimeoutError):
         return 504, error_body(str(error), "server_error", code=error.code)
     if isinstance(error, SlowReaderError):

@@ -44,11 +44,14 @@ def usage_of(body: GenerationRequest, tally: Tally) -> dict[str, Any]:
 
 
 def choice_requests(
-    stem: str, prompts: Sequence[Sequence[int]], sampling: SamplingParams, timeout: float | None
+    stem: str, prompts: Sequence[Sequence[int]], sampling: SamplingParams, terms: Mapping[str, Any]
 ) -> list[EngineRequest]:
-    """The engine's requests for an answer's choices, in the order of their indices: n for each prompt."""
+    """The engine's requests for an answer's choices, in the order of their indices: n for each prompt.
+
+    terms are what they share beside their sampling (ServeContext.terms).
+    """
     choices = sampling.choices()
     return [
-        EngineRequest(f"{stem}-{index}", ids, choice, timeout)
+        EngineRequest(f"{stem}-{index}", ids, choice, **terms)
         for index, (ids, choice) in enumerate((ids, choice) for ids in prompts for choice in choices)
     ]

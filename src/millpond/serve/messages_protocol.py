@@ -121,7 +121,9 @@ class MessagesRequest(CountTokensRequest):
     stop_sequences: list[str] | None = Field(None, description=f"Up to {MAX_STOP_STRINGS}.")
     stream: bool | None = None
     metadata: Metadata | None = None
-    timeout: float | None = Field(None, description="As the chat route has it, like the one below.")
+    timeout: float | None = Field(None, description="As the chat route has it, like the three below.")
+    deadline_ms: int | None = None
+    priority: int | None = None
     cache_salt: str | None = None
 
     @field_validator("stop_sequences", mode="before")

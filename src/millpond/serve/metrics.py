@@ -19,6 +19,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from millpond.core.disk_prefixes import DiskCounters
 from millpond.engine.metrics import EngineMetrics, Histogram
 from millpond.serve.errors import described
 from millpond.version import __version__
@@ -34,7 +35,12 @@ GAUGES: tuple[tuple[str, str, Reading], ...] = (
     ),
     ("vllm:kv_cache_usage_perc", "Share of the K/V blocks in use; 1 is all.", lambda it: _usage(it)),
     ("millpond_kv_blocks", "Blocks of the K/V pool.", lambda it: it.scheduler.pool.num_blocks),
-    ("millpond_watermark_blocks", "Blocks held back from newcomers.", lambda it: it.scheduler.watermark_blocks),
+    ("millpond_disk_bytes", "Bytes of the folder of prefixes.", lambda it: _disk(it).stored_bytes),
+    (
+        "millpond_watermark_blocks",
+        "Blocks held back from newcomers, as chosen last.",
+        lambda it: it.scheduler.watermark_blocks,
+    ),
 )
 
 COUNTERS: tuple[tuple[str, str, Reading], ...] = (
@@ -42,6 +48,11 @@ COUNTERS: tuple[tuple[str, str, Reading], ...] = (
         "vllm:num_preemptions_total",
         "Requests that gave their blocks back to be computed again.",
         lambda it: it.scheduler.counters.preemptions,
+    ),
+    (
+        "millpond_displaced_total",
+        "Of these, those that made room for a request that the policy puts before them.",
+        lambda it: it.scheduler.counters.displaced,
     ),
     (
         "vllm:prefix_cache_queries_total",
@@ -57,6 +68,28 @@ COUNTERS: tuple[tuple[str, str, Reading], ...] = (
         "millpond_resumed_hit_tokens_total",
         "Positions of preempted requests that were found in the prefix cache instead of computed again.",
         lambda it: it.scheduler.counters.resumed_hit_tokens,
+    ),
+    (
+        "millpond_disk_hit_tokens_total",
+        "Those of both that came from disk.",
+        lambda it: it.scheduler.counters.disk_hit_tokens,
+    ),
+    ("millpond_disk_read_bytes_total", "Read from the folder of prefixes.", lambda it: _disk(it).read_bytes),
+    ("millpond_disk_written_bytes_total", "Written to the folder of prefixes.", lambda it: _disk(it).written_bytes),
+    (
+        "millpond_disk_damaged_blocks_total",
+        "Files of the folder of prefixes that were not what they should be.",
+        lambda it: _disk(it).damaged_blocks,
+    ),
+    (
+        "millpond_disk_failed_writes_total",
+        "Blocks that the disk did not take.",
+        lambda it: _disk(it).failed_writes,
+    ),
+    (
+        "millpond_disk_evicted_blocks_total",
+        "Files that were deleted to make room for others.",
+        lambda it: _disk(it).evicted_blocks,
     ),
     ("vllm:prompt_tokens_total", "Prompt tokens of requests that have their first token.", lambda it: it.prompt_tokens),
     ("vllm:generation_tokens_total", "Tokens generated.", lambda it: it.generation_tokens),
@@ -192,6 +225,14 @@ def metrics_router(collector: Collector) -> APIRouter:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return router
+
+
+NO_DISK = DiskCounters()
+
+
+def _disk(metrics: EngineMetrics) -> DiskCounters:
+    disk = metrics.scheduler.disk
+    return NO_DISK if disk is None else disk.counters
 
 
 def _usage(metrics: EngineMetrics) -> float:

@@ -26,7 +26,6 @@ _BOTH: Mapping[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
-    "priority": (0,),
     "metadata": ({},),
     "service_tier": ("auto", "default"),
 }

@@ -7,11 +7,14 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from millpond.engine.timeline import Summary
 
 logger = logging.getLogger("millpond.access")
 
@@ -25,10 +28,14 @@ CLIENT_CLOSED_REQUEST = 499  # what nginx writes for a client that went away
 
 @dataclass(frozen=True, slots=True)
 class RequestId:
-    """The id that a request's header, errors and log lines carry; is_taken_over where the client chose it."""
+    """The id that a request's header, errors and log lines carry; is_taken_over where the client chose it.
+
+    engine_ids are those of the engine's requests that it came to.
+    """
 
     text: str
     is_taken_over: bool
+    engine_ids: list[str] = field(default_factory=list, compare=False)
 
     def answer_id(self, new_id: Callable[[], str]) -> str:
         """The id of this request's answer: its own, made unique where a client may send it twice."""
@@ -52,7 +59,8 @@ def shown_path(path: str) -> str:
 class RequestLog:
     """ASGI middleware, outermost of ours. HEAD is answered as GET, whose body the server then leaves out.
 
-    responses counts answers by route and status; paths that are no route are one, so that no client can grow it.
+    responses counts answers by route and status; paths that are no route are one, so that no client can grow it. The
+    line of a request that took slow_request seconds says what it waited for, which summarize knows by the engine's ids.
     """
 
     def __init__(
@@ -60,12 +68,16 @@ class RequestLog:
         app: ASGIApp,
         new_id: Callable[[], str],
         responses: Counter[tuple[str, int]],
+        summarize: Callable[[Sequence[str]], Summary | None],
+        slow_request: float,
         log_prompts: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.app = app
         self._new_id = new_id
         self._responses = responses
+        self._summarize = summarize
+        self._slow_request = slow_request
         self._log_prompts = log_prompts
         self._clock = clock
 
@@ -93,7 +105,7 @@ class RequestLog:
             status = 500
             raise
         finally:
-            self._note(scope, inner, status, self._clock() - started)
+            self._note(scope, inner, status, self._clock() - started, request_id.engine_ids)
             if body is not None and body.content:
                 logger.info("body: %s", json.dumps(body.content.decode("utf-8", "replace")))
 
@@ -103,19 +115,24 @@ class RequestLog:
             return RequestId(given[0].decode(), True)
         return RequestId(self._new_id(), False)
 
-    def _note(self, scope: Scope, inner: Scope, status: int, seconds: float) -> None:
+    def _note(self, scope: Scope, inner: Scope, status: int, seconds: float, engine_ids: Sequence[str]) -> None:
         route = getattr(inner.get("route"), "path", "other")
         self._responses[route, status] += 1
         method, path = scope["method"], shown_path(scope["path"])
-        fields = {
+        fields: dict[str, Any] = {
             "method": method,
             "path": path,
             "status": status,
             "duration_seconds": round(seconds, 6),
             "client": scope["client"] and scope["client"][0],
         }
+        why = ""
+        is_slow = bool(engine_ids) and seconds >= self._slow_request
+        if is_slow and (summary := self._summarize(engine_ids)) is not None:
+            fields |= summary.rounded()
+            why = f": {summary.text}"
         level = logging.DEBUG if scope["path"] in QUIET_PATHS and status < 400 else logging.INFO
-        logger.log(level, "%s %s %d in %.3f s", method, path, status, seconds, extra={"fields": fields})
+        logger.log(level, "%s %s %d in %.3f s%s", method, path, status, seconds, why, extra={"fields": fields})
 
 
 class Body:

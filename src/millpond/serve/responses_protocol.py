@@ -65,10 +65,12 @@ class ResponsesRequest(Body):
     stream: bool | None = None
     text: TextConfig | None = None
     metadata: dict[str, str] | None = Field(None, description="Comes back with the answer and changes nothing.")
-    user: str | None = Field(None, description="Changes nothing, like the two below.")
+    user: str | None = Field(None, description="As the chat route has it; the two below change nothing.")
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    timeout: float | None = Field(None, description="As the chat route has it, like the one below.")
+    timeout: float | None = Field(None, description="As the chat route has it, like the three below.")
+    deadline_ms: int | None = None
+    priority: int | None = None
     cache_salt: str | None = None
 
     @field_validator("input", mode="before")

@@ -166,8 +166,10 @@ def startup_lines(engine: Engine, url: str, model_names: Sequence[str]) -> list[
 
 def _reserve(engine: Engine) -> str:
     config, num_blocks, reserve = engine.config, engine.scheduler.pool.num_blocks, engine.scheduler.watermark_blocks
+    if config.chooses_reserve:
+        return "of which the watermark reserves what running requests are likely to need (auto)"
     text = f"of which the watermark reserves {reserve} blocks"
-    if reserve == 0 and config.watermark_blocks is None and config.watermark > 0:
+    if reserve == 0 and config.watermark_blocks is None and float(config.watermark) > 0:
         text += f" ({100 * config.watermark:g}% of {num_blocks} blocks is less than one)"
     return text
 

@@ -80,7 +80,7 @@ async def take_chat(context: ServeContext, request_id: str, translation: Transla
         sampling = chat.sampling()
         context.engine.check_room(1, context.intake.least_chat_tokens(chat.messages))
         prompt_token_ids = await context.intake.chat(chat)
-        return context.engine.take([EngineRequest(request_id, prompt_token_ids, sampling, chat.timeout)])
+        return context.take(request_id, [EngineRequest(request_id, prompt_token_ids, sampling, **context.terms(chat))])
 
 
 async def outputs_of(context: ServeContext, call: Call) -> AsyncGenerator[RequestOutput]:
