@@ -7,13 +7,14 @@ import pytest
 from numba import njit
 
 import millpond.build as build
-from millpond.build import PoolPlan, build_engine, build_model_runner, plan_pool, read_figures
+from millpond.build import PoolPlan, build_engine, build_model_runner, plan_pool
 from millpond.config import EngineConfig
 from millpond.core.request import FinishReason, SamplingParams
 from millpond.core.reserve import AutoReserve, FixedReserve
 from millpond.errors import ConfigError, ModelFileError, ModelNotFoundError
 from millpond.kernels.isa import choose
 from millpond.load.gguf import open_gguf
+from millpond.model.checkpoint import read_figures
 from millpond.model.config import ModelConfig
 from tiny_llama import write_tiny_llama
 
@@ -28,8 +29,6 @@ FIGURES = ModelConfig(
     ffn_size=1536,
     vocab_size=49152,
     context_length=8192,
-    rope_theta=100000.0,
-    rope_scale=1.0,
     norm_epsilon=1e-5,
 )
 BLOCK_BYTES = 2 * 30 * 3 * 64 * 2 * 16  # keys and values, layers, heads, head_dim, bfloat16, positions

@@ -25,7 +25,7 @@ DOCUMENTS = [
     ROOT / "README.md",
     *(
         ROOT / "docs" / f"{name}.md"
-        for name in ("ARCHITECTURE", "API", "PERFORMANCE", "DEPLOYMENT", "SECURITY", "DETERMINISM")
+        for name in ("ARCHITECTURE", "API", "MODELS", "PERFORMANCE", "DEPLOYMENT", "SECURITY", "DETERMINISM")
     ),
 ]
 

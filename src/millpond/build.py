@@ -29,16 +29,17 @@ from millpond.kernels.cache import SOURCE_FOLDERS, source_hash
 from millpond.kernels.isa import choose
 from millpond.kernels.threads import thread_count
 from millpond.load.block_file import BlockFormat
-from millpond.load.gguf import GGUFFile, open_gguf
+from millpond.load.gguf import GGUFFile
 from millpond.load.prefix_folder import check_writable
 from millpond.load.prefix_store import PrefixStore
 from millpond.load.store import default_cache_dir, find, resolve
 from millpond.machine import available_memory
 from millpond.model.arrays import kv_block_bytes, kv_storage
+from millpond.model.checkpoint import ModelFile, open_checkpoint
 from millpond.model.config import ModelConfig
 from millpond.model.packed import packed_weights
 from millpond.model.random_weights import random_weights, random_weights_bytes
-from millpond.model.weights import LlamaWeights
+from millpond.model.weights import ModelWeights
 from millpond.runner.model_runner import ModelRunner
 from millpond.text.tokenizer import Tokenizer
 
@@ -108,14 +109,6 @@ def _num_blocks(config: EngineConfig, max_model_len: int, block_bytes: int, avai
     return most, f"{config.max_num_seqs} requests of {max_model_len} tokens"
 
 
-def read_figures(file: GGUFFile) -> ModelConfig:
-    """The model's figures. Raises ModelFileError where the file has no embedding to count the vocabulary by."""
-    embedding = file.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
-        raise ModelFileError(f"{file.path.name}: there is no matrix 'token_embd.weight'")
-    return ModelConfig.from_metadata(file.metadata, embedding.shape[0])
-
-
 def build_engine(
     model: str,
     config: EngineConfig | None = None,
@@ -134,8 +127,12 @@ def build_engine(
     if find(model) is None:
         notify(f"fetching {model} ...")
     path = resolve(model)
-    file = open_gguf(path)
-    figures, tokenizer = read_figures(file), Tokenizer.from_gguf(file.metadata)
+    file, figures = open_checkpoint(path)
+    if not isinstance(file, GGUFFile):
+        raise ModelFileError(
+            f"{path.name}: the tokenizer beside a safetensors file cannot be read yet; take a GGUF file"
+        )
+    tokenizer = Tokenizer.from_gguf(file.metadata)
     config, plan = _settle(figures, config or EngineConfig())
     if config.prefix_dir is not None:
         check_writable(config.prefix_dir)
@@ -189,8 +186,8 @@ def _identity(model: Path, config: EngineConfig) -> bytes:
 
 def build_model_runner(path: Path, config: EngineConfig | None = None, *, cache_dir: Path | None = None) -> ModelRunner:
     """The runner alone, for evaluation and tests; its pool holds max_model_len positions unless sized by the config."""
-    config, file = config or EngineConfig(), open_gguf(Path(path))
-    figures = read_figures(file)
+    config = config or EngineConfig()
+    file, figures = open_checkpoint(Path(path))
     if config.num_blocks is None and config.kv_memory is None:
         longest = config.max_model_len or figures.context_length
         config = dataclasses.replace(config, num_blocks=blocks_for_length(longest, config.block_size))
@@ -223,7 +220,7 @@ def _settle(figures: ModelConfig, config: EngineConfig) -> tuple[EngineConfig, P
 
 
 def _build_runner(
-    file: GGUFFile,
+    file: ModelFile,
     figures: ModelConfig,
     config: EngineConfig,
     plan: PoolPlan,
@@ -245,7 +242,7 @@ def _build_runner(
 
 
 def _new_runner(
-    figures: ModelConfig, weights: LlamaWeights, config: EngineConfig, plan: PoolPlan, vocab_size: int, notify: Notify
+    figures: ModelConfig, weights: ModelWeights, config: EngineConfig, plan: PoolPlan, vocab_size: int, notify: Notify
 ) -> ModelRunner:
     with _told_of_compilation(notify):
         runner = ModelRunner(

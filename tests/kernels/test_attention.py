@@ -28,7 +28,7 @@ every_float_type = pytest.mark.parametrize("kind", [BF16, FLOAT32], ids=["bfloat
 
 @cache
 def tiles_for(isa, kind, head_dim, heads_per_kv):
-    shape = {"heads_per_kv": heads_per_kv, "head_dim": head_dim}
+    shape = {"heads_per_kv": heads_per_kv, "head_dim": head_dim, "windowed": True, "capped": True}
     return load_tiles(isa, 1, kinds={F32_WEIGHTS}, kv_dtype=kind, **shape)
 
 
@@ -87,7 +87,7 @@ class Sequence:
             value_scales = self.value_scales[block, head]
             write_value(self.v[position, head], self.values[block, head], value_scales, offset, cleared)
 
-    def attend(self, isa, first, count, head=1):
+    def attend(self, isa, first, count, head=1, window=0, cap=0.0):
         """Attention of the tokens at positions first .. first + count - 1 as one group: [count, heads_per_kv, dim]."""
         tiles = tiles_for(isa, self.kind, self.head_dim, self.heads_per_kv)
         q = as_queries(self.q[first : first + count, head], self.kind)
@@ -97,19 +97,22 @@ class Sequence:
         scores, factors = np.full((rows, blocks * BLOCK), np.nan, np.float32), np.full(rows, np.nan, np.float32)
         attend(
             tiles, self.keys, self.values, self.key_scales, self.value_scales, head, rows, self.heads_per_kv, first + 1,
-            self.table, q.ctypes.data, q.nbytes // rows, out.ctypes.data, self.head_dim, scores, factors,
+            self.table, q.ctypes.data, q.nbytes // rows, out.ctypes.data, self.head_dim,
+            np.float32(self.head_dim**-0.5), window, np.float32(cap), scores, factors,
         )  # fmt: skip
         assert (room[-self.head_dim :] == GUARD).all(), "written beyond the last row"
         return out
 
-    def expected(self, first, count, head=1):
+    def expected(self, first, count, head=1, window=0, cap=0.0):
         parts = (("q", self.q), ("k", self.k), ("v", self.v))
         q, k, v = (held(each[:, head], self.kind, name).astype(np.float64) for name, each in parts)
         out = []
         for position in range(first, first + count):
-            scores = q[position] @ k[: position + 1].T / np.sqrt(self.head_dim)
+            seen = slice(max(0, position + 1 - window) if window else 0, position + 1)
+            scores = q[position] @ k[seen].T / np.sqrt(self.head_dim)
+            scores = cap * np.tanh(scores / cap) if cap else scores
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-            out.append(weights / weights.sum(axis=1, keepdims=True) @ v[: position + 1])
+            out.append(weights / weights.sum(axis=1, keepdims=True) @ v[seen])
         return np.array(out)
 
 
@@ -246,3 +249,33 @@ def test_writing_a_value_clears_as_many_positions_after_it_as_it_is_told(kind, o
     expected = np.full((BLOCK, 32), leftover, kind)
     expected[offset], expected[offset + 1 : offset + 1 + cleared] = one, 0
     np.testing.assert_array_equal(rows, expected)
+
+
+WINDOWS = [1, 5, 16, 17, 40]
+
+
+@every_type
+@every_isa
+@pytest.mark.parametrize("window", WINDOWS)
+def test_with_a_window_a_token_attends_to_the_last_positions_only_alone_and_in_a_group(isa, kind, window):
+    sequence = Sequence(kind, 45, heads_per_kv=3, head_dim=80)
+    alone = np.concatenate([sequence.attend(isa, position, 1, window=window) for position in range(45)])
+    expected = sequence.expected(0, 45, window=window)
+    # A window of one position is its value, of which 8 bits keep an eighth of what they keep of a mean.
+    np.testing.assert_allclose(alone, expected, rtol=0, atol=(2 if kind is INT8 else 1) * TOLERANCE[kind])
+    for count in range(2, GROUP_TOKENS + 1):
+        for first in (0, 11, 45 - count):
+            got = sequence.attend(isa, first, count, window=window)
+            np.testing.assert_array_equal(got, alone[first : first + count], err_msg=f"{count} from {first}")
+
+
+@every_type
+@every_isa
+def test_scores_are_capped_before_the_softmax(isa, kind):
+    sequence = Sequence(kind, 40, heads_per_kv=3)
+    sequence.q *= 8
+    for window in (0, 17):
+        got = sequence.attend(isa, 33, 7, window=window, cap=5.0)
+        expected = sequence.expected(33, 7, window=window, cap=5.0)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=2 * TOLERANCE[kind])
+    assert np.abs(expected - sequence.expected(33, 7, window=17)).max() > 10 * TOLERANCE[kind]

@@ -61,7 +61,7 @@ def score(tiles, q, k, scores, scale, dim):
 @njit
 def softmax(tiles, scores, length, blocks, table, values, dim, factor):
     call(
-        tiles.softmax, 0, address(scores), length, blocks, address(table), address(values) + BLOCK * dim,
+        tiles.softmax[0], 0, 0, 0, address(scores), length, blocks, address(table), address(values) + BLOCK * dim,
         values.strides[0], address(factor),
     )  # fmt: skip
 

@@ -45,7 +45,9 @@ def test_the_same_sources_have_the_same_hash(own_copy):
     assert hash_of_copy() == hash_of_copy() == cache.source_hash()
 
 
-@pytest.mark.parametrize("name", ["kernels/simd.py", "kernels/link.py", "model/llama.py", "runner/sampler_kernels.py"])
+@pytest.mark.parametrize(
+    "name", ["kernels/simd.py", "kernels/link.py", "model/forward.py", "runner/sampler_kernels.py"]
+)
 def test_a_change_in_any_source_of_kernels_changes_the_hash(own_copy, name):
     copy, hash_of_copy = own_copy
     before = hash_of_copy()

@@ -5,7 +5,19 @@ import pytest
 from numba import njit
 
 from millpond.kernels.pack import round_to_bf16
-from millpond.kernels.pointwise import copy_row, rms_norm, rotate, round_row, swiglu_row, to_bf16
+from millpond.kernels.pointwise import (
+    add_row,
+    add_scaled,
+    cap_row,
+    copy_row,
+    geglu_row,
+    rms_norm,
+    rotate,
+    round_row,
+    scale_row,
+    swiglu_row,
+    to_bf16,
+)
 
 
 @njit
@@ -114,3 +126,44 @@ def test_one_number_is_rounded_to_bfloat16_as_a_row_is():
     x = bits.view(np.float32)
     x = x[np.isfinite(x)]
     np.testing.assert_array_equal([to_bf16(each) for each in x], round_to_bf16(x))
+
+
+@njit
+def geglu(gate, up, target, count):
+    geglu_row(gate, up, target, count)
+
+
+@njit
+def capped(x, cap, count):
+    cap_row(x, cap, count)
+
+
+@njit
+def added(x, factor, target, count):
+    scale_row(target, factor, count)
+    add_scaled(x, factor, target, count)
+    add_row(x, target, count)
+
+
+def test_gelu_is_its_tanh_form():
+    gate = np.linspace(-40, 40, 4096, dtype=np.float32)
+    up, target = random_row(gate.size), np.full(gate.size, np.nan, np.float32)
+    geglu(gate.ctypes.data, up.ctypes.data, target.ctypes.data, gate.size // 16)
+    wide = gate.astype(np.float64)
+    expected = 0.5 * wide * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))) * up
+    np.testing.assert_allclose(target, expected, rtol=2e-6, atol=1e-12)
+
+
+def test_a_cap_bends_numbers_towards_it_and_keeps_what_is_none():
+    x = np.concatenate([np.linspace(-500, 500, 4094), [np.inf, np.nan]]).astype(np.float32)
+    got = x.copy()
+    capped(got.ctypes.data, np.float32(30), x.size // 16)
+    np.testing.assert_allclose(got[:-1], 30 * np.tanh(x[:-1].astype(np.float64) / 30), rtol=0, atol=1e-5)
+    assert np.isnan(got[-1])
+
+
+def test_rows_are_scaled_and_added():
+    x, target = random_row(64), random_row(64, seed=1)
+    expected = target * 0.22 + 0.22 * x + x
+    added(x.ctypes.data, np.float32(0.22), target.ctypes.data, 4)
+    np.testing.assert_allclose(target, expected, rtol=1e-6, atol=1e-6)

@@ -8,8 +8,8 @@ import pytest
 from millpond.kernels.matmul import ADDS
 from millpond.load.gguf import open_gguf
 from millpond.model.arrays import block_places, kv_block_bytes, kv_storage, new_kv_cache, new_weights
-from millpond.model.config import ModelConfig
-from millpond.model.llama import DOWN, GATE_UP, OUT, QKV
+from millpond.model.figures import figures_of_gguf
+from millpond.model.forward import DOWN, GATE_UP, OUT, QKV
 from millpond.model.weights import load_weights
 from model.reference_llama import rotation_angles
 from tiny_llama import write_tiny_llama
@@ -25,7 +25,7 @@ def tables(tmp_path):
         path = tmp_path / "tiny.gguf"
         write_tiny_llama(path, head_dim=HEAD_DIM, metadata={f"llama.{key}": value for key, value in metadata.items()})
         file = open_gguf(path)
-        config = ModelConfig.from_metadata(file.metadata, 267)
+        config = figures_of_gguf(file.metadata, 267)
         return new_weights(config, replace(load_weights(file, config, "auto"), rope_factors=factors), POSITIONS)
 
     return build
@@ -33,21 +33,21 @@ def tables(tmp_path):
 
 def assert_tables(weights, angles):
     # an angle of 300 radians in float32 is off by 1.5e-5
-    np.testing.assert_allclose(weights.cosine, np.cos(angles), rtol=0, atol=5e-5)
-    np.testing.assert_allclose(weights.sine, np.sin(angles), rtol=0, atol=5e-5)
+    np.testing.assert_allclose(weights.cosine[0], np.cos(angles), rtol=0, atol=5e-5)
+    np.testing.assert_allclose(weights.sine[0], np.sin(angles), rtol=0, atol=5e-5)
 
 
 @pytest.mark.parametrize("theta", [10000.0, 500000.0])
 def test_the_angle_of_a_pair_is_its_position_times_its_frequency(tables, theta):
     weights = tables(**{"rope.freq_base": theta})
-    assert weights.cosine.shape == weights.sine.shape == (POSITIONS, HEAD_DIM // 2)
+    assert weights.cosine.shape == weights.sine.shape == (1, POSITIONS, HEAD_DIM // 2)
     assert_tables(weights, rotation_angles(POSITIONS, HEAD_DIM, theta, 1.0, None))
 
 
 def test_linear_scaling_divides_the_positions(tables):
     scaled = tables(**{"rope.scaling.type": "linear", "rope.scaling.factor": 4.0})
     assert_tables(scaled, rotation_angles(POSITIONS, HEAD_DIM, 10000.0, 4.0, None))
-    np.testing.assert_allclose(scaled.cosine[4::4], tables().cosine[1:75], atol=1e-6)
+    np.testing.assert_allclose(scaled.cosine[0, 4::4], tables().cosine[0, 1:75], atol=1e-6)
 
 
 def test_the_files_own_factors_divide_the_frequencies(tables):
@@ -70,7 +70,7 @@ every_storage = pytest.mark.parametrize("dtype", HEAD_BYTES)
 def figures(tmp_path):
     """Two layers and two K/V heads."""
     write_tiny_llama(tmp_path / "tiny.gguf", head_dim=HEAD_DIM)
-    return ModelConfig.from_metadata(open_gguf(tmp_path / "tiny.gguf").metadata, 267)
+    return figures_of_gguf(open_gguf(tmp_path / "tiny.gguf").metadata, 267)
 
 
 @every_storage

@@ -4,6 +4,8 @@ import pytest
 
 from millpond.errors import ModelFileError
 from millpond.model.config import ModelConfig
+from millpond.model.figures import figures_of_gguf
+from millpond.model.rope import Rope
 
 SMOLLM2 = {
     "general.architecture": "llama",
@@ -21,7 +23,7 @@ SMOLLM2 = {
 
 def config_of(changes=None, vocab_size=49152, **named) -> ModelConfig:
     metadata = {**SMOLLM2, **{f"llama.{key}": value for key, value in (changes or {}).items()}, **named}
-    return ModelConfig.from_metadata({key: value for key, value in metadata.items() if value is not None}, vocab_size)
+    return figures_of_gguf({key: value for key, value in metadata.items() if value is not None}, vocab_size)
 
 
 def test_figures_are_read_from_the_metadata():
@@ -35,16 +37,16 @@ def test_figures_are_read_from_the_metadata():
         ffn_size=1536,
         vocab_size=49152,
         context_length=8192,
-        rope_theta=100000.0,
-        rope_scale=1.0,
         norm_epsilon=1e-5,
+        ropes=(Rope(100000.0),),
+        interleaved=True,
     )
     assert config_of().heads_per_kv == 3
 
 
 def test_what_a_file_may_leave_out_has_its_usual_value():
     config = config_of({"attention.head_count_kv": None, "rope.freq_base": None, "rope.dimension_count": None})
-    assert (config.num_kv_heads, config.rope_theta, config.head_dim) == (9, 10000.0, 64)
+    assert (config.num_kv_heads, config.ropes[0].theta, config.head_dim) == (9, 10000.0, 64)
 
 
 def test_a_head_dim_of_its_own_need_not_divide_the_hidden_size():
@@ -63,12 +65,15 @@ def test_a_head_dim_of_its_own_need_not_divide_the_hidden_size():
     ],
 )
 def test_linear_scaling_of_positions_is_read_in_both_spellings(changes, scale):
-    assert config_of(changes).rope_scale == scale
+    rope = config_of(changes).ropes[0]
+    assert (rope.scaling, rope.factor) == (("none", 1.0) if scale == 1 else ("linear", scale))
 
 
-@pytest.mark.parametrize("kind", ["yarn", "longrope", "llama3", "LINEAR"])
+@pytest.mark.parametrize("kind", ["llama3", "dynamic", "LINEAR"])
 def test_a_scaling_of_positions_that_is_not_known_is_refused_by_name(kind):
-    with pytest.raises(ModelFileError, match=f"rope scaling '{kind}' is not supported; supported: none, linear"):
+    with pytest.raises(
+        ModelFileError, match=f"rope scaling '{kind}' is not supported; supported: none, linear, yarn, longrope"
+    ):
         config_of({"rope.scaling.type": kind, "rope.scaling.factor": 4.0})
 
 

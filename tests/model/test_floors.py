@@ -10,7 +10,7 @@ from millpond.kernels.roofline import DOTS, MachineRates
 from millpond.model import floors
 from millpond.model.config import ModelConfig
 from millpond.model.floors import StepShape, Work, gated_work, linear_work, phase_names, step_work
-from millpond.model.weights import LlamaWeights
+from millpond.model.weights import ModelWeights
 from millpond.runner.phase_times import KV_DOTS
 
 CONFIG = ModelConfig(
@@ -23,8 +23,6 @@ CONFIG = ModelConfig(
     ffn_size=96,
     vocab_size=480,
     context_length=512,
-    rope_theta=10000.0,
-    rope_scale=1.0,
     norm_epsilon=1e-5,
 )
 RATES = MachineRates(
@@ -39,7 +37,7 @@ def packed(columns, depth, kind=U8, num_bytes=1000):
 def weights(kind=U8):
     layer = (packed(128, 64, kind), packed(64, 64, kind), packed(192, 64, kind), packed(64, 96, kind))
     embedding = packed(480, 64, kind, 4800)
-    return LlamaWeights(
+    return ModelWeights(
         embedding, embedding, (layer, layer), np.zeros((5, 64), np.float32), None, np.zeros(0, np.uint8)
     )
 

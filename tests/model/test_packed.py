@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millpond.build import build_model_runner, read_figures
+from millpond.build import build_model_runner
 from millpond.config import EngineConfig
 from millpond.load.gguf import open_gguf
 from millpond.model import packed
+from millpond.model.checkpoint import read_figures
 from millpond.model.weights import Linear, load_weights
 from tiny_llama import write_tiny_llama
 
@@ -196,6 +197,15 @@ def test_other_contents_change_the_key_though_the_system_says_nothing_of_a_chang
     change_byte(start.model, about.st_size // 2)
     monkeypatch.setattr(Path, "stat", lambda path: about)
     assert packed.key_of(start.model, "auto", "auto", "portable") != before
+
+
+def test_other_figures_change_the_key_for_they_may_be_in_another_file(start):
+    config = read_figures(open_gguf(start.model))
+    keys = {
+        packed.key_of(start.model, "auto", "auto", "portable", each)
+        for each in (config, replace(config, rotary_dims=8))
+    }
+    assert len(keys) == 2
 
 
 @pytest.mark.parametrize("what", ["isa", "source"])

@@ -62,7 +62,7 @@ def expected_logits(dtype, tokens):
         heads=SMALL.num_heads,
         kv_heads=SMALL.num_kv_heads,
         layers=SMALL.num_layers,
-        rope_theta=SMALL.rope_theta,
+        rope_theta=SMALL.ropes[0].theta,
     )
 
 

@@ -11,7 +11,7 @@ from millpond.errors import ModelFileError
 from millpond.kernels.matmul import BF16, F32_WEIGHTS, U4, U8
 from millpond.kernels.pack import round_to_bf16, unpack
 from millpond.load.gguf import open_gguf
-from millpond.model.config import ModelConfig
+from millpond.model.figures import figures_of_gguf
 from millpond.model.weights import load_weights
 from tiny_llama import write_tiny_llama
 
@@ -32,7 +32,7 @@ class Tiny:
     def __init__(self, path, **shape):
         self.reference = write_tiny_llama(path, **{"head_dim": 32, "ffn": FFN, **shape})
         self.file = open_gguf(path)
-        self.config = ModelConfig.from_metadata(self.file.metadata, self.file.tensors["token_embd.weight"].shape[0])
+        self.config = figures_of_gguf(self.file.metadata, self.file.tensors["token_embd.weight"].shape[0])
 
     def load(self, dtype="auto", **options):
         return load_weights(self.file, self.config, dtype, **options)
@@ -209,7 +209,7 @@ def test_a_tensor_of_another_shape_is_refused_with_both(tiny, name, shape, expec
     ],
 )
 def test_a_tensor_that_would_have_no_effect_is_refused_by_name(tiny, name, like):
-    with pytest.raises(ModelFileError, match=f"tensor '{name}' is not part of a plain Llama model"):
+    with pytest.raises(ModelFileError, match=f"tensor '{name}' is not part of a plain llama model"):
         tiny().with_tensor(name, like=like).load()
 
 

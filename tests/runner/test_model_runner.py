@@ -60,7 +60,7 @@ def checked_forward(monkeypatch):
         assert batch.sampled.size <= len(scratch.logits)
         if len(batch.tokens):
             assert 0 <= batch.tokens.min() <= batch.tokens.max() < scratch.logits.shape[1]
-            assert 0 <= batch.positions.min() <= batch.positions.max() < len(weights.cosine)
+            assert 0 <= batch.positions.min() <= batch.positions.max() < weights.cosine.shape[1]
             assert 0 <= batch.places.min() <= batch.places.max() < 16 * blocks
             assert 0 <= batch.tables.min() <= batch.tables.max() < blocks
         forward(entry, tiles, weights, cache, batch, scratch)

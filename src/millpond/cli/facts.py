@@ -73,7 +73,7 @@ def thread_facts(config: EngineConfig) -> list[Fact]:
 
 def model_facts(path: Path, file: GGUFFile) -> list[Fact]:
     """The figures of a model file."""
-    from millpond.build import read_figures
+    from millpond.model.checkpoint import read_figures
     from millpond.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_gguf(file.metadata)
@@ -109,7 +109,8 @@ def tokenizer_kind(metadata: Mapping[str, object]) -> str:
 
 def pool_facts(file: GGUFFile, config: EngineConfig, available: int) -> list[Fact]:
     """The K/V pool that an engine of these settings would have, and what the watermark holds back of it."""
-    from millpond.build import plan_pool, read_figures
+    from millpond.build import plan_pool
+    from millpond.model.checkpoint import read_figures
 
     plan = plan_pool(read_figures(file), config, available)
     return [

@@ -12,6 +12,7 @@ from numba.extending import intrinsic
 
 from millpond.kernels.attention_int8 import BLOCK, DIMS, put_probabilities, score_dims, value_block
 from millpond.kernels.link import call
+from millpond.kernels.pointwise import cap_row
 from millpond.kernels.simd import F32, I1, I32, I64, V16F32, V16I32, Ir, address, put_float, vector
 
 # A block holds 16 positions. Its keys and values are laid out for the tiles, per K/V head:
@@ -76,17 +77,18 @@ def _block_at(ir, base, block_bytes, table, i):
 
 
 @intrinsic(prefer_literal=True)
-def softmax_row(typingctx, kv, scores, length, blocks, table, v_scales, block_bytes):
-    """exp(scores[i] - max) for i < length, 0 from there to 16 * blocks, written over the scores; returns 1 / sum.
+def softmax_row(typingctx, kv, windowed, start, scores, length, blocks, table, v_scales, block_bytes):
+    """exp(scores[i] - max) for i < length, 0 from there to 16 * blocks, written over the scores; returns 1 / sum. With
+    windowed 1 also 0 for i < start.
 
     What is written has the cache's type; a bfloat16 row takes the first half of the room of its scores. v_scales:
     of an 8-bit cache, block_bytes from one block to the next.
     """
-    kv_ = kv.literal_value
+    kv_, windowed_ = kv.literal_value, windowed.literal_value
 
     def codegen(context, builder, signature, args):
         ir = Ir(builder)
-        scores, length, blocks, table, v_scales, block_bytes = args[1:]
+        start, scores, length, blocks, table, v_scales, block_bytes = args[2:]
         lanes = Constant(V16I32, list(range(16)))
         own_blocks = builder.sdiv(builder.add(length, I64(BLOCK - 1)), I64(BLOCK))
         lowest = ir.const(V16F32, -3.0e38)
@@ -94,6 +96,9 @@ def softmax_row(typingctx, kv, scores, length, blocks, table, v_scales, block_by
         def score(i):
             left = builder.trunc(builder.sub(length, ir.times(i, BLOCK)), I32)
             inside = builder.icmp_signed("<", lanes, ir.splat(left))
+            if windowed_:
+                before = builder.trunc(builder.sub(start, ir.times(i, BLOCK)), I32)
+                inside = builder.and_(inside, builder.icmp_signed(">=", lanes, ir.splat(before)))
             return ir.load(V16F32, ir.at(scores, ir.times(i, 64))), inside
 
         def larger(i, acc):
@@ -123,7 +128,7 @@ def softmax_row(typingctx, kv, scores, length, blocks, table, v_scales, block_by
         ir.loop(rest, [], lambda i, _: put(builder.add(own_blocks, i), ir.zero(), nowhere) or [])
         return builder.fdiv(F32(1.0), total)
 
-    return types.float32(kv, *[types.int64] * 6), codegen
+    return types.float32(kv, windowed, *[types.int64] * 7), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -183,9 +188,10 @@ def score(isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, scale, head_dim)
 
 
 @njit(cache=True, nogil=True)
-def softmax(kv, scores, length, blocks, table, v_scales, block_bytes, factor):
-    """softmax_row as a function to be compiled on its own; 1 / sum goes to the float32 at address `factor`."""
-    put_float(factor, softmax_row(kv, scores, length, blocks, table, v_scales, block_bytes))
+def softmax(kv, windowed, start, scores, length, blocks, table, v_scales, block_bytes, factor):
+    """softmax_row as a function to be compiled on its own, once for each (kv, windowed); 1 / sum goes to the float32 at
+    address `factor`."""
+    put_float(factor, softmax_row(kv, windowed, start, scores, length, blocks, table, v_scales, block_bytes))
 
 
 @njit(cache=True, nogil=True)
@@ -195,33 +201,44 @@ def value(isa, kv, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors
 
 
 @njit(cache=True, nogil=True)
+def cap_scores(x, cap, count):
+    """cap_row as a function to be compiled on its own."""
+    cap_row(x, cap, count)
+
+
+@njit(cache=True, nogil=True)
 def attend(
     tiles, keys, values, key_scales, value_scales, kv_head, rows, per_token, length, table,
-    q, q_bytes, o, head_dim, scores, factors,
+    q, q_bytes, o, head_dim, scale, window, cap, scores, factors,
 ):  # fmt: skip
     """`rows` query rows of one K/V head and one sequence, `per_token` rows a token, consecutive tokens.
 
     keys, values and, of an 8-bit cache, their scales: one layer's [blocks, kv_heads, ...]. The first token's context is
-    `length` positions, the next one's one more. table: int64, the sequence's blocks. q: address of the rows as the
-    cache wants them, q_bytes apart; o: of head_dim float32 for each. scores: float32 scratch [rows, >= 16 * blocks];
-    factors: float32 [rows].
+    `length` positions, the next one's one more; of these a token attends to the last `window`, or to all where that is
+    0. table: int64, the sequence's blocks. q: address of the rows as the cache wants them, q_bytes apart; o: of
+    head_dim float32 for each. scale: of the scores; cap: c in c * tanh(score / c), or 0. scores: float32 scratch
+    [rows, >= 16 * blocks]; factors: float32 [rows].
     """
-    blocks = (length + rows // per_token - 1 + BLOCK - 1) // BLOCK
+    # The first token's window begins first. Where a later row's begins in a later block, its weights before are 0.
+    skipped = max(0, length - window) // BLOCK if window else 0
+    blocks = (length + rows // per_token - 1 + BLOCK - 1) // BLOCK - skipped
     k, v = address(keys) + kv_head * keys.strides[1], address(values) + kv_head * values.strides[1]
     k_scales = address(key_scales) + kv_head * key_scales.strides[1]
     v_scales = address(value_scales) + kv_head * value_scales.strides[1]
-    o_bytes, score_bytes = head_dim * 4, scores.strides[0]
-    scale = np.float32(1) / np.sqrt(np.float32(head_dim))
+    o_bytes, score_bytes, at_table = head_dim * 4, scores.strides[0], address(table) + 8 * skipped
     for b in range(blocks):
-        k_b, scales_b = k + table[b] * keys.strides[0], k_scales + table[b] * key_scales.strides[0]
+        place = table[skipped + b]
+        k_b, scales_b = k + place * keys.strides[0], k_scales + place * key_scales.strides[0]
         for r in range(0, rows, TILE_ROWS):
             n, at_q, at_s = min(TILE_ROWS, rows - r), q + r * q_bytes, address(scores) + r * score_bytes + 64 * b
             call(tiles.score[n], 0, 0, n, at_q, q_bytes, k_b, scales_b, at_s, score_bytes, scale, head_dim)
     for r in range(rows):
-        at_s = address(scores) + r * score_bytes
+        at_s, own, windowed = address(scores) + r * score_bytes, length + r // per_token, min(window, 1)
+        if cap:
+            call(tiles.cap, at_s, cap, blocks)
         call(
-            tiles.softmax, 0, at_s, length + r // per_token, blocks, address(table), v_scales, value_scales.strides[0],
-            address(factors) + 4 * r,
+            tiles.softmax[windowed], 0, 0, own - window - skipped * BLOCK, at_s, own - skipped * BLOCK, blocks,
+            at_table, v_scales, value_scales.strides[0], address(factors) + 4 * r,
         )  # fmt: skip
     for r in range(0, rows, TILE_ROWS):
         n, p, f = min(TILE_ROWS, rows - r), address(scores) + r * score_bytes, address(factors) + 4 * r
@@ -236,7 +253,7 @@ def attend(
                 vectors,
                 p,
                 score_bytes,
-                address(table),
+                at_table,
                 blocks,
                 v + dim * (BLOCK if values.itemsize == 1 else 4),
                 values.strides[0],

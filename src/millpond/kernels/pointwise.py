@@ -1,6 +1,7 @@
 """What happens to one row between the matrix products: norms, rotation, activation, quantisation, the K/V write."""
 
 from functools import reduce
+from math import pi
 
 import numpy as np
 from numba import njit, types
@@ -90,6 +91,108 @@ def copy_row(typingctx, x, target, count):
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), codegen
+
+
+@intrinsic
+def add_row(typingctx, x, target, count):
+    """target += x for 16 * count floats."""
+
+    def codegen(context, builder, signature, args):
+        ir, (x, target, count) = Ir(builder), args
+
+        def some(i, _):
+            place = ir.at(target, ir.times(i, 64))
+            ir.store(builder.fadd(ir.load(V16F32, place), ir.load(V16F32, ir.at(x, ir.times(i, 64)))), place)
+            return []
+
+        ir.loop(count, [], some)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), codegen
+
+
+@intrinsic
+def add_scaled(typingctx, x, factor, target, count):
+    """target += factor * x for 16 * count floats."""
+
+    def codegen(context, builder, signature, args):
+        ir, (x, factor, target, count) = Ir(builder), args
+        factor = ir.splat(factor)
+
+        def some(i, _):
+            place = ir.at(target, ir.times(i, 64))
+            ir.store(ir.fma(factor, ir.load(V16F32, ir.at(x, ir.times(i, 64))), ir.load(V16F32, place)), place)
+            return []
+
+        ir.loop(count, [], some)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32, types.int64, types.int64), codegen
+
+
+@intrinsic
+def scale_row(typingctx, x, factor, count):
+    """x *= factor for 16 * count floats."""
+
+    def codegen(context, builder, signature, args):
+        ir, (x, factor, count) = Ir(builder), args
+        factor = ir.splat(factor)
+
+        def some(i, _):
+            place = ir.at(x, ir.times(i, 64))
+            ir.store(builder.fmul(factor, ir.load(V16F32, place)), place)
+            return []
+
+        ir.loop(count, [], some)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32, types.int64), codegen
+
+
+@intrinsic
+def cap_row(typingctx, x, cap, count):
+    """x = cap * tanh(x / cap) for 16 * count floats; tanh(y) = 1 - 2 / (1 + exp(2 y))."""
+
+    def codegen(context, builder, signature, args):
+        ir, (x, cap, count) = Ir(builder), args
+        one, two, most = (ir.const(V16F32, value) for value in (1.0, 2.0, 88.0))
+        twice, cap = ir.splat(builder.fdiv(F32(2.0), cap)), ir.splat(cap)
+
+        def some(i, _):
+            place = ir.at(x, ir.times(i, 64))
+            y = builder.fmul(ir.load(V16F32, place), twice)
+            e = ir.exp(builder.select(builder.fcmp_ordered(">", y, most), most, y))
+            tanh = builder.fsub(one, builder.fdiv(two, builder.fadd(one, e)))
+            ir.store(builder.fmul(cap, tanh), place)
+            return []
+
+        ir.loop(count, [], some)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32, types.int64), codegen
+
+
+@intrinsic
+def geglu_row(typingctx, gate, up, target, count):
+    """target = gelu(gate) * up for 16 * count floats; gelu(x) = x / (1 + exp(-2 z)), z = sqrt(2 / pi) * (x + 0.044715
+    x**3), which is the tanh form."""
+
+    def codegen(context, builder, signature, args):
+        ir, (gate, up, target, count) = Ir(builder), args
+        one, most = ir.const(V16F32, 1.0), ir.const(V16F32, 88.0)
+        linear, cubic = (ir.const(V16F32, -2 * (2 / pi) ** 0.5 * factor) for factor in (1.0, 0.044715))
+
+        def some(i, _):
+            x, u = (ir.load(V16F32, ir.at(p, ir.times(i, 64))) for p in (gate, up))
+            negative = builder.fmul(x, ir.fma(builder.fmul(x, x), cubic, linear))
+            e = ir.exp(builder.select(builder.fcmp_ordered(">", negative, most), most, negative))
+            ir.store(builder.fmul(builder.fdiv(x, builder.fadd(one, e)), u), ir.at(target, ir.times(i, 64)))
+            return []
+
+        ir.loop(count, [], some)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), codegen
 
 
 @intrinsic

@@ -7,7 +7,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from millpond.kernels.attention import GROUP_TOKENS, KV_KINDS, TILE_ROWS, score, softmax, value
+from millpond.kernels.attention import GROUP_TOKENS, KV_KINDS, TILE_ROWS, cap_scores, score, softmax, value
 from millpond.kernels.isa import ISAS
 from millpond.kernels.link import entry_point
 from millpond.kernels.matmul import BF16, F32_WEIGHTS, FIRST_U4, KINDS, NEAR_U8, ROWS, U4, U8, gemm
@@ -17,13 +17,14 @@ TILES_OF = {U4: {U4, FIRST_U4, NEAR_U8, U8}, U8: {U8, NEAR_U8}, BF16: {BF16}, F3
 
 
 class Tiles(NamedTuple):
-    """Addresses by literal: gemm [kind, rows], score [rows], value [rows, vectors];
-    threads: how many share a step."""
+    """Addresses by literal: gemm [kind, rows], score [rows], softmax [windowed], value [rows, vectors]; 0 where the
+    model needs none. threads: how many share a step."""
 
     threads: int
     gemm: NDArray[np.int64]
     score: NDArray[np.int64]
-    softmax: int
+    softmax: NDArray[np.int64]
+    cap: int
     value: NDArray[np.int64]
 
 
@@ -35,10 +36,13 @@ def load_tiles(
     kv_dtype: type[np.generic],
     heads_per_kv: int,
     head_dim: int,
+    windowed: bool = False,
+    capped: bool = False,
     link: Callable[..., int] = entry_point,
 ) -> Tiles:
     """Compile, or load from the cache, the tiles for these kinds of weights, K/V type and shape of attention.
 
+    windowed: some layer attends to a window only; capped: scores are capped.
     link is called with each function and the types of its arguments, and returns its address.
     """
     level, kv = types.literal(ISAS[isa]), types.literal(KV_KINDS[kv_dtype])
@@ -53,11 +57,15 @@ def load_tiles(
         scores[rows] = link(score, level, kv, literal, *ints[:6], types.float32, types.int64)
         for vectors in [4] * (head_dim >= 64) + [1] * (head_dim % 64 > 0):
             values[rows, vectors] = link(value, level, kv, literal, types.literal(vectors), *ints[:10])
+    softmaxes = np.zeros(2, np.int64)
+    for kind in range(1 + windowed):
+        softmaxes[kind] = link(softmax, kv, types.literal(kind), *ints[:8])
     return Tiles(
         threads=threads,
         gemm=gemms,
         score=scores,
-        softmax=link(softmax, kv, *ints[:7]),
+        softmax=softmaxes,
+        cap=link(cap_scores, types.int64, types.float32, types.int64) if capped else 0,
         value=values,
     )
 

@@ -72,7 +72,7 @@ class _Entry:
 
 def open_gguf(path: Path) -> GGUFFile:
     """Map `path` and check all of it. Raises ModelFileError naming the file, the tensor or key, and both numbers."""
-    cursor = Cursor(path.name, _map(path))
+    cursor = Cursor(path.name, map_file(path))
     num_tensors, num_pairs = _read_header(cursor)
     metadata = _read_metadata(cursor, num_pairs)
     alignment = _alignment(cursor, metadata)
@@ -90,7 +90,7 @@ def open_gguf(path: Path) -> GGUFFile:
     return GGUFFile(path, MappingProxyType(metadata), MappingProxyType(tensors))
 
 
-def _map(path: Path) -> mmap.mmap | bytes:
+def map_file(path: Path) -> mmap.mmap | bytes:
     """The file as read-only memory. An empty file cannot be mapped, and is refused by the header check."""
     try:
         if not path.is_file():

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,30 +21,60 @@ from millpond.kernels.matmul import (
 )
 from millpond.kernels.pack import padded
 from millpond.kernels.threads import new_sync
-from millpond.model.config import ModelConfig
-from millpond.model.llama import DOWN, OUT
-from millpond.model.weights import LlamaWeights
+from millpond.model.config import NO_ROPE, ModelConfig
+from millpond.model.experts import NUM_SLOT_LISTS
+from millpond.model.forward import DOWN, OUT
+from millpond.model.rope import tables
+from millpond.model.weights import ModelWeights, linears_each
 
 RUN = 8  # blocks
 
 
 class Weights(NamedTuple):
-    """layers: int64 [layers, 4, 9], descriptors of q k v, o, gate up, down; embedding, head: int64 [9].
+    """layers: int64 [layers, 4, 9], descriptors of q k v, o, gate up, down; embedding, head: int64 [9]. With experts
+    [layers, 3 + 2 * experts, 9]: q k v, o, router, gate up and down of each.
 
-    norms: float32 [2 * layers + 1, hidden]; cosine, sine: float32 [positions, head_dim / 2].
+    norms: float32 [2 * layers + 1, hidden]; after, biases, query_key_norms: as in ModelWeights. cosine, sine: float32
+    [tables, positions, head_dim / 2]. turns: int64 [layers], the table of each layer; windows: int64 [layers], how many
+    positions each attends to, 0 for all.
+
+    From norms_before on: how a layer differs from Llama's, 0 or 1 but where it says something else. branches: what a
+    block gives goes to scratch.branch, and from there into the hidden state. query_key_norm: 0, 1 for each head, 2 for
+    all heads at once. Caps are 0 where there is none; logits are divided in the last norm. experts: the address of
+    experts.py's function, where there are some.
     """
 
     layers: NDArray[np.int64]
     embedding: NDArray[np.int64]
     head: NDArray[np.int64]
     norms: NDArray[np.float32]
+    after: NDArray[np.float32]
+    biases: NDArray[np.float32]
+    query_key_norms: NDArray[np.float32]
     cosine: NDArray[np.float32]
     sine: NDArray[np.float32]
+    turns: NDArray[np.int64]
+    windows: NDArray[np.int64]
     epsilon: np.float32
     num_heads: int
     num_kv_heads: int
     head_dim: int
     ffn_size: int
+    norms_before: int
+    norms_after: int
+    branches: int
+    biased: int
+    query_key_norm: int
+    gelu: int
+    num_experts: int
+    experts_used: int
+    normalise_experts: int
+    experts: int
+    score_scale: np.float32
+    score_cap: np.float32
+    logit_cap: np.float32
+    embedding_scale: np.float32
+    residual_scale: np.float32
 
 
 class KVCache(NamedTuple):
@@ -82,7 +112,7 @@ class Batch(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Room for one step of up to `rows` tokens; see new_scratch for the shapes."""
+    """Room for one step of up to `rows` tokens; see new_scratch for the shapes, experts.py for routed and slots."""
 
     hidden: NDArray[np.float32]
     last: NDArray[np.float32]
@@ -94,6 +124,12 @@ class Scratch(NamedTuple):
     ffn: NDArray[np.float32]
     ffn_inputs: NDArray[np.uint8]
     ffn_sums: NDArray[np.float32]
+    branch: NDArray[np.float32]
+    routed: NDArray[np.float32]
+    slots: NDArray[np.int64]
+    expert_inputs: NDArray[np.uint8]
+    expert_sums: NDArray[np.float32]
+    expert_outputs: NDArray[np.float32]
     logits: NDArray[np.float32]
     tops: NDArray[np.float32]
     unpacked: NDArray[np.uint8]
@@ -103,33 +139,55 @@ class Scratch(NamedTuple):
     sync: NDArray[np.int64]
 
 
-def new_weights(config: ModelConfig, weights: LlamaWeights, max_model_len: int) -> Weights:
+def new_weights(config: ModelConfig, weights: ModelWeights, max_model_len: int) -> Weights:
     """The addresses of packed weights (which must outlive the result) and the rotation tables up to max_model_len."""
     layers = np.array([[each.descriptor() for each in layer] for layer in weights.layers], dtype=np.int64)
-    assert layers.shape == (config.num_layers, 4, DESCRIPTOR_SIZE)
-    layers[:, [OUT, DOWN], ADDS] = 1  # they add to the hidden state
-    half = config.head_dim // 2
-    exponents = (np.arange(half, dtype=np.float32) / np.float32(half)).astype(np.float64)
-    frequencies = config.rope_theta**-exponents / config.rope_scale
-    if weights.rope_factors is not None:
-        frequencies = frequencies / weights.rope_factors
-    # frequency and angle are rounded to float32 as in the reference implementation: at position 200 an exact angle
-    # alone would move the logits by half of the tolerance
-    angles = np.arange(max_model_len, dtype=np.float32)[:, None] * frequencies.astype(np.float32)
-    angles = angles.astype(np.float64)
+    assert layers.shape == (config.num_layers, linears_each(config), DESCRIPTOR_SIZE)
+    if not config.has_branches:
+        layers[:, [OUT, DOWN], ADDS] = 1  # they add to the hidden state
+    ropes = [*config.ropes, None] if NO_ROPE in config.rope_of else config.ropes
+    cosine, sine = tables(ropes, config.turned_dims, config.head_dim, max_model_len, weights.rope_factors)
     return Weights(
         layers=layers,
         embedding=np.array(weights.embedding.descriptor(), dtype=np.int64),
         head=np.array(weights.head.descriptor(), dtype=np.int64),
         norms=weights.norms,
-        cosine=np.cos(angles).astype(np.float32),
-        sine=np.sin(angles).astype(np.float32),
+        after=weights.after,
+        biases=weights.biases,
+        query_key_norms=weights.query_key_norms,
+        cosine=cosine,
+        sine=sine,
+        turns=np.array(config.rope_of or [0] * config.num_layers, np.int64) % len(ropes),  # NO_ROPE: the last
+        windows=np.array(config.windows or [0] * config.num_layers, np.int64),
         epsilon=np.float32(config.norm_epsilon),
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         ffn_size=config.ffn_size,
+        **_options(config),
     )
+
+
+def _options(config: ModelConfig) -> dict[str, Any]:
+    block = config.block
+    usual = np.float32(1) / np.sqrt(np.float32(config.head_dim))
+    return {
+        "norms_before": int(block.norms != "after"),
+        "norms_after": int(block.norms != "before"),
+        "branches": int(config.has_branches),
+        "biased": int(block.qkv_bias),
+        "query_key_norm": ("none", "each head", "all heads").index(block.query_key_norm),
+        "gelu": int(block.activation == "gelu"),
+        "num_experts": config.num_experts,
+        "experts_used": config.experts_used,
+        "normalise_experts": int(config.normalise_experts),
+        "experts": 0,
+        "score_scale": np.float32(config.attention_scale) if config.attention_scale else usual,
+        "score_cap": np.float32(config.score_cap),
+        "logit_cap": np.float32(config.logit_cap),
+        "embedding_scale": np.float32(config.embedding_scale),
+        "residual_scale": np.float32(config.residual_scale),
+    }
 
 
 def new_kv_cache(config: ModelConfig, num_blocks: int, dtype: type[np.generic]) -> KVCache:
@@ -216,6 +274,8 @@ def new_scratch(
     query_width = config.heads_per_kv * query_bytes(config.head_dim) if kv_dtype is np.uint8 else width
     heads = config.num_heads + 2 * config.num_kv_heads
     blocks, group_rows = -(-max_model_len // BLOCK), GROUP_TOKENS * config.heads_per_kv
+    slots = rows * max(config.experts_used, 1)  # the rows that go through an FFN
+    routed = slots if config.num_experts else 0
     return Scratch(
         hidden=np.zeros((rows, padded(config.hidden_size)), np.float32),
         last=np.zeros((sampled, padded(config.hidden_size)), np.float32),
@@ -225,8 +285,14 @@ def new_scratch(
         queries=np.zeros((config.num_kv_heads, rows, query_width), kv_dtype),
         attended=np.zeros((config.num_kv_heads, rows, width), np.float32),
         ffn=np.zeros((threads, ROW_BLOCK, 2 * UNIT), np.float32),
-        ffn_inputs=np.zeros(rows * (config.ffn_size * 4 + 64), np.uint8),
-        ffn_sums=np.zeros((rows, config.ffn_size // GROUP * 2 + MOST_OUTLIERS), np.float32),
+        ffn_inputs=np.zeros(slots * (config.ffn_size * 4 + 64), np.uint8),
+        ffn_sums=np.zeros((slots, config.ffn_size // GROUP * 2 + MOST_OUTLIERS), np.float32),
+        branch=np.zeros((max(rows, sampled) if config.has_branches else 0, padded(config.hidden_size)), np.float32),
+        routed=np.zeros((rows if routed else 0, padded(config.num_experts) + config.experts_used), np.float32),
+        slots=np.zeros((NUM_SLOT_LISTS, max(routed, config.num_experts + 1)), np.int64),
+        expert_inputs=np.zeros(routed * (config.hidden_size * 4 + 64), np.uint8),
+        expert_sums=np.zeros((routed, config.hidden_size // GROUP * 2 + MOST_OUTLIERS), np.float32),
+        expert_outputs=np.zeros((routed, padded(config.hidden_size)), np.float32),
         logits=np.zeros((sampled, padded(config.vocab_size)), np.float32),
         tops=np.zeros((sampled, padded(config.vocab_size) // COLUMNS), np.float32),
         unpacked=np.zeros((threads, depth // GROUP * U8_BYTES), np.uint8),

@@ -1,18 +1,28 @@
-"""A model's figures, read from a checkpoint's metadata and checked."""
+"""A model's figures, whatever file they were read from (figures.py reads them)."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Any
 
 from millpond.errors import ModelFileError
-from millpond.load.metadata import optional_float, optional_int, optional_str, require_float, require_int, require_str
+from millpond.model.architecture import LLAMA_BLOCK, Block
+from millpond.model.rope import Rope
 
-ARCHITECTURES = ("llama",)
+NO_ROPE = -1
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Figures of a Llama-shaped model. vocab_size counts the embedding's rows; rope_scale divides the positions."""
+    """Figures of one model. vocab_size counts the embedding's rows.
+
+    ropes: its rotations; rope_of: which of them each layer has, or NO_ROPE; empty where all have the first.
+    rotary_dims: of a head, how many dimensions turn; 0 for all. windows: how many positions, its own among them, a
+    token of each layer attends to, 0 for all before it; empty where all layers do.
+    attention_scale: what scores are multiplied by, 0 for 1 / sqrt(head_dim). score_cap, logit_cap: c in
+    c * tanh(x / c), 0 for none. embedding_scale, residual_scale: factors of the embedding and of what a block adds;
+    logit_scale divides the logits. num_experts: of each layer, 0 where the FFN is one; ffn_size is then that of each.
+    interleaved: the file has the rows of q and k with the halves that turn together in turns.
+    """
 
     architecture: str
     num_layers: int
@@ -23,41 +33,43 @@ class ModelConfig:
     ffn_size: int
     vocab_size: int
     context_length: int
-    rope_theta: float
-    rope_scale: float
     norm_epsilon: float
+    ropes: tuple[Rope, ...] = (Rope(),)
+    rope_of: tuple[int, ...] = ()
+    rotary_dims: int = 0
+    windows: tuple[int, ...] = ()
+    block: Block = LLAMA_BLOCK
+    attention_scale: float = 0.0
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    num_experts: int = 0
+    experts_used: int = 0
+    normalise_experts: bool = False
+    interleaved: bool = False
 
     @property
     def heads_per_kv(self) -> int:
         return self.num_heads // self.num_kv_heads
 
-    @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any], vocab_size: int) -> "ModelConfig":
-        """Read a GGUF's metadata. Raises ModelFileError for what is missing, absurd or not supported."""
-        arch = require_str(metadata, "general.architecture")
-        if arch not in ARCHITECTURES:
-            raise ModelFileError(f"architecture {arch!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
-        heads = require_int(metadata, f"{arch}.attention.head_count", low=1, high=1024)
-        hidden = require_int(metadata, f"{arch}.embedding_length", low=32, high=1 << 20)
-        head_dim = optional_int(metadata, f"{arch}.attention.key_length", hidden // heads)
-        config = cls(
-            architecture=arch,
-            num_layers=require_int(metadata, f"{arch}.block_count", low=1, high=1024),
-            hidden_size=hidden,
-            num_heads=heads,
-            num_kv_heads=optional_int(metadata, f"{arch}.attention.head_count_kv", heads),
-            head_dim=head_dim,
-            ffn_size=require_int(metadata, f"{arch}.feed_forward_length", low=32, high=1 << 22),
-            vocab_size=vocab_size,
-            context_length=require_int(metadata, f"{arch}.context_length", low=1, high=1 << 24),
-            rope_theta=optional_float(metadata, f"{arch}.rope.freq_base", 10000.0, above=0.0),
-            rope_scale=_rope_scale(metadata, arch),
-            norm_epsilon=require_float(metadata, f"{arch}.attention.layer_norm_rms_epsilon", above=0.0),
-        )
-        config._check(metadata)
-        return config
+    @property
+    def turned_dims(self) -> int:
+        """Of a head, how many dimensions turn."""
+        return self.rotary_dims or self.head_dim
 
-    def _check(self, metadata: Mapping[str, Any]) -> None:
+    @property
+    def has_windows(self) -> bool:
+        return any(self.windows)
+
+    @property
+    def has_branches(self) -> bool:
+        """Whether what a block gives is changed before it is added."""
+        return self.block.norms != "before" or self.residual_scale != 1 or self.num_experts > 0
+
+    def check(self) -> None:
+        """Raises ModelFileError for figures that fit no kernel or not each other."""
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
             raise ModelFileError(f"{self.num_heads} heads cannot share {self.num_kv_heads} K/V heads")
         if self.head_dim < 16 or self.head_dim % 16:
@@ -67,20 +79,12 @@ class ModelConfig:
                 raise ModelFileError(f"{name} must be a multiple of 32, got {getattr(self, name)}")
         if self.num_heads * self.head_dim % 32:
             raise ModelFileError(f"heads * head_dim must be a multiple of 32, got {self.num_heads * self.head_dim}")
-        for key, expected in (("rope.dimension_count", self.head_dim), ("attention.value_length", self.head_dim)):
-            found = optional_int(metadata, f"{self.architecture}.{key}", expected)
-            if found != expected:
-                raise ModelFileError(
-                    f"{self.architecture}.{key} is {found}; only {expected}, the head_dim, is supported"
-                )
-        if optional_int(metadata, f"{self.architecture}.expert_count", 0):
-            raise ModelFileError("mixtures of experts are not supported")
-
-
-def _rope_scale(metadata: Mapping[str, Any], arch: str) -> float:
-    kind = optional_str(metadata, f"{arch}.rope.scaling.type") or "none"
-    if kind == "none":
-        return optional_float(metadata, f"{arch}.rope.scale_linear", 1.0, above=0.0)
-    if kind == "linear":
-        return require_float(metadata, f"{arch}.rope.scaling.factor", above=0.0)
-    raise ModelFileError(f"rope scaling {kind!r} is not supported; supported: none, linear")
+        if self.turned_dims % 2 or not 0 < self.turned_dims <= self.head_dim:
+            raise ModelFileError(f"an even number of 2 to {self.head_dim} dimensions can turn, got {self.turned_dims}")
+        for rope in self.ropes:
+            for name in ("short", "long"):
+                found, expected = len(getattr(rope, name)), self.turned_dims // 2
+                if rope.scaling == "longrope" and found != expected:
+                    raise ModelFileError(f"longrope's {name} factors must be {expected}, got {found}")
+        if self.block.experts and not 0 < self.experts_used <= self.num_experts:
+            raise ModelFileError(f"{self.experts_used} of {self.num_experts} experts cannot be used for a token")

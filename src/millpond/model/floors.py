@@ -10,9 +10,9 @@ from millpond.kernels.matmul import BF16, COLUMNS, F32_WEIGHTS, U4, U8
 from millpond.kernels.pack import Packed
 from millpond.kernels.roofline import MachineRates
 from millpond.model.config import ModelConfig
-from millpond.model.weights import LlamaWeights
+from millpond.model.weights import ModelWeights
 
-# The phases of model/llama.py's walk, in its order: around the layers, and of each layer.
+# The phases of model/forward.py's walk, in its order: around the layers, and of each layer.
 FIRST, LAST = ("embed",), ("last norm", "head")
 LAYER = ("norm 1", "q k v", "rotate, write", "attend", "gather", "out", "norm 2", "gate * up", "down")
 # Outside the walk: the step as arrays before it; after it the threads' leave, the sampler and its results as objects.
@@ -134,7 +134,7 @@ def attention_work(config: ModelConfig, shape: StepShape, kv_position_bytes: flo
 
 
 def step_work(
-    config: ModelConfig, weights: LlamaWeights, shape: StepShape, kv_position_bytes: float, kv_dot: str
+    config: ModelConfig, weights: ModelWeights, shape: StepShape, kv_position_bytes: float, kv_dot: str
 ) -> dict[str, Work]:
     """The work of every part of a step by name; kv_position_bytes: of one position over all layers, keys and values;
     kv_dot: the kind of product that they meet. The arrays before the walk have no floor worth a name. After the last

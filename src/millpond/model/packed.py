@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from millpond.kernels.cache import SOURCE_FOLDERS, source_hash
 from millpond.kernels.matmul import MOST_OUTLIERS
 from millpond.kernels.pack import size_side_by_side
-from millpond.load.gguf import GGUFFile
+from millpond.model.checkpoint import ModelFile
 from millpond.model.config import ModelConfig
-from millpond.model.weights import LlamaWeights, assemble, linear_layers, load_weights
+from millpond.model.weights import ModelWeights, assemble, linear_layers, load_weights
 
 MAGIC = b"millpack"
 PREFIX = struct.Struct("<8sII")
@@ -55,14 +55,14 @@ class _Unusable(Exception):
 class PackedFile:
     """Where the packed weights of one model file are kept, and the key that says what they were made from."""
 
-    file: GGUFFile
+    file: ModelFile
     config: ModelConfig
     dtype: str
     path: Path
     key: str
     notify: Notify
 
-    def read(self) -> LlamaWeights | None:
+    def read(self) -> ModelWeights | None:
         """The weights with their outlier channels; None where they are not there, of another time, or damaged."""
         try:
             with self.path.open("rb", buffering=0) as source:
@@ -73,7 +73,7 @@ class PackedFile:
             self.notify(f"the packed weights of {self.file.path.name} cannot be used ({reason}); packing them again")
             return None
 
-    def _read(self, source: BinaryIO) -> LlamaWeights | None:
+    def _read(self, source: BinaryIO) -> ModelWeights | None:
         head = _read_head(source)
         if head.get("key") != self.key:
             return None
@@ -84,7 +84,7 @@ class PackedFile:
         weights = assemble(self.file, self.config, forms, room)
         return replace(weights, outliers=_checked_outliers(head.get("outliers"), weights))
 
-    def write(self, weights: LlamaWeights, outliers: Sequence[NDArray[np.int64]]) -> None:
+    def write(self, weights: ModelWeights, outliers: Sequence[NDArray[np.int64]]) -> None:
         """Keep the weights for the next start. Where that fails, it is said and nothing is left behind."""
         head = {
             "key": self.key,
@@ -104,7 +104,7 @@ class PackedFile:
 
 
 def packed_weights(
-    file: GGUFFile,
+    file: ModelFile,
     config: ModelConfig,
     dtype: str,
     kv_dtype: str,
@@ -112,12 +112,12 @@ def packed_weights(
     isa: str,
     folder: Path,
     notify: Notify,
-) -> tuple[LlamaWeights, Callable[[Sequence[NDArray[np.int64]]], None]]:
+) -> tuple[ModelWeights, Callable[[Sequence[NDArray[np.int64]]], None]]:
     """The weights, read where they have been packed before, and what to call with the outlier channels of all integer
     layers once they are known: it keeps newly packed weights, and does nothing for others."""
     if file.path.stat().st_size < LEAST_BYTES:
         return load_weights(file, config, dtype), lambda outliers: None
-    path, key = packed_path(file.path, dtype, kv_dtype, folder), key_of(file.path, dtype, kv_dtype, isa)
+    path, key = packed_path(file.path, dtype, kv_dtype, folder), key_of(file.path, dtype, kv_dtype, isa, config)
     place = PackedFile(file, config, dtype, path, key, notify)
     if (weights := place.read()) is not None:
         return weights, lambda outliers: None
@@ -133,12 +133,12 @@ def packed_path(model: Path, dtype: str, kv_dtype: str, folder: Path) -> Path:
     return folder / f"{model.stem}-{kinds}-{place}.packed"
 
 
-def key_of(model: Path, dtype: str, kv_dtype: str, isa: str) -> str:
-    """What weights are packed from: the model file, the code that packs them, and what chooses the outlier channels, a
-    probe by these kernels through K/V of this type. The file is known by its size, its times and its inode, and by some
-    of what is in it."""
+def key_of(model: Path, dtype: str, kv_dtype: str, isa: str, config: ModelConfig | None = None) -> str:
+    """What weights are packed from: the model file, its figures (which may be in another file), the code that packs
+    them, and what chooses the outlier channels, a probe by these kernels through K/V of this type. The file is known by
+    its size, its times and its inode, and by some of what is in it."""
     about = model.stat()
-    parts = [dtype, kv_dtype, isa, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
+    parts = [config, dtype, kv_dtype, isa, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
     digest = hashlib.sha256(repr((source_hash((*SOURCE_FOLDERS, "load")), parts)).encode())
     with model.open("rb") as source:
         for sample in range(SAMPLES):
@@ -193,7 +193,7 @@ def _checksums(room: NDArray[np.uint8]) -> list[int]:
         return list(checkers.map(zlib.crc32, pieces))
 
 
-def _checked_outliers(listed: Any, weights: LlamaWeights) -> tuple[NDArray[np.int64], ...]:
+def _checked_outliers(listed: Any, weights: ModelWeights) -> tuple[NDArray[np.int64], ...]:
     """The channels of each integer layer; compiled code reads memory by them, so they are looked at once more."""
     layers = weights.integer_layers
     outliers = tuple(np.array(channels, np.int64) for channels in listed)

@@ -5,7 +5,8 @@ import numpy as np
 from millpond.kernels.matmul import F32_WEIGHTS, MOST_OUTLIERS, STEP_BITS, U4, U8, ZERO_CODE
 from millpond.kernels.pack import Form, Packed, empty_room, side_by_side, size_side_by_side
 from millpond.model.config import ModelConfig
-from millpond.model.weights import LlamaWeights, unit_order
+from millpond.model.rope import Rope
+from millpond.model.weights import ModelWeights, unit_order
 
 SHAPES = {
     "smollm2-135m": ModelConfig(
@@ -18,9 +19,8 @@ SHAPES = {
         ffn_size=1536,
         vocab_size=49152,
         context_length=8192,
-        rope_theta=100000.0,
-        rope_scale=1.0,
         norm_epsilon=1e-5,
+        ropes=(Rope(100000.0),),
     ),
     "llama-1b": ModelConfig(  # Llama 3.2 1B
         architecture="llama",
@@ -32,14 +32,13 @@ SHAPES = {
         ffn_size=8192,
         vocab_size=128256,
         context_length=131072,
-        rope_theta=500000.0,
-        rope_scale=1.0,
         norm_epsilon=1e-5,
+        ropes=(Rope(500000.0),),
     ),
 }
 
 
-def random_weights(config: ModelConfig, dtype: str, seed: int = 0) -> LlamaWeights:
+def random_weights(config: ModelConfig, dtype: str, seed: int = 0) -> ModelWeights:
     """4-bit layers and an 8-bit embedding that is the head, too, or all float32; the same for the same seed.
 
     Each layer's outputs are about as large as its inputs. Integer layers have as many outlier channels as any layer of
@@ -51,7 +50,7 @@ def random_weights(config: ModelConfig, dtype: str, seed: int = 0) -> LlamaWeigh
     for each in packed:
         fill(each, rng)
     integers = [each for each in packed if each.kind <= U8]
-    return LlamaWeights(
+    return ModelWeights(
         embedding=packed[-1],
         head=packed[-1],
         layers=tuple(tuple(packed[4 * i : 4 * i + 4]) for i in range(config.num_layers)),

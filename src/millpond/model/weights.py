@@ -1,7 +1,7 @@
-"""A GGUF file's tensors as packed weights, each by its own type; names, shapes and types are checked first."""
+"""A file's tensors as packed weights, each by its own type; names, shapes and types are checked first."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,15 +10,26 @@ from millpond.errors import ModelFileError
 from millpond.kernels.matmul import BF16, F32_WEIGHTS, GROUP, U4, U8, UNIT
 from millpond.kernels.pack import Form, Packed, empty_room, pack_affine, pack_float, side_by_side, size_side_by_side
 from millpond.load.dequantize import affine_bits, dequantize, dequantize_channels, to_affine
-from millpond.load.gguf import GGUFFile, GGUFTensor
+from millpond.load.gguf import GGUFTensor
+from millpond.model.checkpoint import ModelFile
 from millpond.model.config import ModelConfig
+from millpond.model.tensors import AFTER, BEFORE, check_tensors, split_experts, tensor_names
+
+
+def nothing() -> NDArray[np.float32]:
+    """What a model does not have."""
+    return np.zeros((0, 0), np.float32)
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaWeights:
-    """layers[i] = [q k v, o, gate up, down]; norms: float32 [2 * layers + 1, hidden].
+class ModelWeights:
+    """layers[i] = [q k v, o, gate up, down], or with experts [q k v, o, router, and gate up, down of each].
 
-    rope_factors, float32 [head_dim / 2] where the file has them, divide the rotation's frequencies. room is the run of
+    norms: float32 [2 * layers + 1, hidden], of what attention and the FFN take, and the last; after, of what they give,
+    [2 * layers, hidden]. biases: of q k v, [layers, columns]. query_key_norms: as wide as q and k of all heads. Where a
+    model has none they are empty.
+
+    rope_factors, float32 [dims / 2] where the file has them, divide the rotation's frequencies. room is the run of
     memory that all packed layers lie in. outliers: the channels of each integer layer, in order, where they are known;
     where they are not, exact has for each of them a function of channels that gives their weights in the file, float32
     [columns, channels].
@@ -30,6 +41,9 @@ class LlamaWeights:
     norms: NDArray[np.float32]
     rope_factors: NDArray[np.float32] | None
     room: NDArray[np.uint8]
+    after: NDArray[np.float32] = field(default_factory=nothing)
+    biases: NDArray[np.float32] = field(default_factory=nothing)
+    query_key_norms: NDArray[np.float32] = field(default_factory=nothing)
     outliers: tuple[NDArray[np.int64], ...] | None = None
     exact: tuple[Callable[[NDArray[np.int64]], NDArray[np.float32]], ...] = ()
 
@@ -53,10 +67,12 @@ class LlamaWeights:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """One linear layer of a file: its tensors stacked by rows, then put in an order (-1: a row of zeros)."""
+    """One linear layer of a file: its tensors stacked by rows, then put in an order (-1: a row of zeros); in float32
+    where it must be exact."""
 
     tensors: tuple[GGUFTensor, ...]
     order: NDArray[np.int64] | None = None
+    exact: bool = False
 
     def form(self, dtype: str) -> Form:
         """Integers where all tensors are quantised, else bfloat16; float32 on request, where quantised tensors stand
@@ -65,7 +81,7 @@ class Linear:
         quantised = [each for each in bits if each is not None]
         rows, depth = sum(each.shape[0] for each in self.tensors), self.tensors[0].shape[1]
         columns = rows if self.order is None else len(self.order)
-        if dtype == "float32" or 0 < len(quantised) < len(bits) or (quantised and depth % GROUP):
+        if self.exact or dtype == "float32" or 0 < len(quantised) < len(bits) or (quantised and depth % GROUP):
             return Form(F32_WEIGHTS, columns, depth)
         return Form((U4 if max(quantised) == 4 else U8) if quantised else BF16, columns, depth)
 
@@ -86,7 +102,7 @@ class Linear:
         return _take([dequantize_channels(each, channels) for each in self.tensors], self.order)
 
 
-def load_weights(file: GGUFFile, config: ModelConfig, dtype: str) -> LlamaWeights:
+def load_weights(file: ModelFile, config: ModelConfig, dtype: str) -> ModelWeights:
     """Pack every weight: integers where the tensor is quantised and bfloat16 where it is not, or all float32.
 
     Raises ModelFileError naming the tensor that is missing, unknown, or not of the shape that the figures ask for.
@@ -100,83 +116,93 @@ def load_weights(file: GGUFFile, config: ModelConfig, dtype: str) -> LlamaWeight
     return replace(weights, exact=tuple(made_from[id(each)].channels for each in weights.integer_layers))
 
 
-def assemble(file: GGUFFile, config: ModelConfig, forms: Sequence[Form], room: NDArray[np.uint8]) -> LlamaWeights:
+def assemble(file: ModelFile, config: ModelConfig, forms: Sequence[Form], room: NDArray[np.uint8]) -> ModelWeights:
     """The weights over a run of memory that holds, or is to hold, layers of these forms."""
-    tensors = file.tensors
-    packed = side_by_side(forms, room)
-    names = [f"blk.{i}.{name}" for i in range(config.num_layers) for name in ("attn_norm.weight", "ffn_norm.weight")]
-    return LlamaWeights(
-        embedding=packed[4 * config.num_layers],
+    packed, each = side_by_side(forms, room), linears_each(config)
+    factors = file.tensors.get("rope_freqs.weight")
+    return ModelWeights(
+        embedding=packed[each * config.num_layers],
         head=packed[-1],
-        layers=tuple(tuple(packed[4 * i : 4 * i + 4]) for i in range(config.num_layers)),
-        norms=np.stack([dequantize(tensors[name]) for name in [*names, "output_norm.weight"]]),
-        rope_factors=dequantize(tensors["rope_freqs.weight"]) if "rope_freqs.weight" in tensors else None,
+        layers=tuple(tuple(packed[each * i : each * (i + 1)]) for i in range(config.num_layers)),
+        norms=_norms(file, config),
+        rope_factors=None if factors is None else dequantize(factors),
         room=room,
+        after=_stacked(file, config, AFTER) if config.block.norms != "before" else nothing(),
+        biases=_biases(file, config) if config.block.qkv_bias else nothing(),
+        query_key_norms=nothing() if config.block.query_key_norm == "none" else _query_key_norms(file, config),
     )
 
 
-def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shape (rows, depth) of every tensor that the model needs."""
-    hidden, q, kv = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": (config.vocab_size, hidden),
-        "output_norm.weight": (hidden,),
-    }
+def linears_each(config: ModelConfig) -> int:
+    """How many linear layers each of the model's layers has."""
+    return 3 + 2 * config.num_experts if config.block.experts else 4
+
+
+def _stacked(file: ModelFile, config: ModelConfig, names: Sequence[str]) -> NDArray[np.float32]:
+    tensors = [file.tensors[f"blk.{i}.{name}.weight"] for i in range(config.num_layers) for name in names]
+    return np.stack([dequantize(each) for each in tensors])
+
+
+def _norms(file: ModelFile, config: ModelConfig) -> NDArray[np.float32]:
+    last = dequantize(file.tensors["output_norm.weight"]) / np.float32(config.logit_scale)
+    if config.block.norms == "after":
+        before = np.ones((2 * config.num_layers, config.hidden_size), np.float32)
+    else:
+        before = _stacked(file, config, BEFORE)
+    return np.concatenate([before, last[None]])
+
+
+def _biases(file: ModelFile, config: ModelConfig) -> NDArray[np.float32]:
+    order = qkv_order(config)
+    parts = [[dequantize(file.tensors[f"blk.{i}.attn_{n}.bias"]) for n in "qkv"] for i in range(config.num_layers)]
+    return np.stack([np.concatenate(each)[order] for each in parts])
+
+
+def _query_key_norms(file: ModelFile, config: ModelConfig) -> NDArray[np.float32]:
+    """In the order of the rows of q and k; those of a head once for each head."""
+    heads, dims = (config.num_heads, config.num_kv_heads), head_order(config)
+    rows = []
     for i in range(config.num_layers):
-        shapes |= {
-            f"blk.{i}.attn_norm.weight": (hidden,),
-            f"blk.{i}.attn_q.weight": (q, hidden),
-            f"blk.{i}.attn_k.weight": (kv, hidden),
-            f"blk.{i}.attn_v.weight": (kv, hidden),
-            f"blk.{i}.attn_output.weight": (hidden, q),
-            f"blk.{i}.ffn_norm.weight": (hidden,),
-            f"blk.{i}.ffn_gate.weight": (config.ffn_size, hidden),
-            f"blk.{i}.ffn_up.weight": (config.ffn_size, hidden),
-            f"blk.{i}.ffn_down.weight": (hidden, config.ffn_size),
-        }
-    return shapes
+        gains = [dequantize(file.tensors[f"blk.{i}.attn_{name}_norm.weight"]) for name in "qk"]
+        if config.block.query_key_norm == "each head":
+            gains = [np.tile(gain, count) for gain, count in zip(gains, heads, strict=True)]
+        rows.append(np.concatenate([gain.reshape(-1, config.head_dim)[:, dims].reshape(-1) for gain in gains]))
+    return np.stack(rows)
 
 
-def check_tensors(file: GGUFFile, shapes: dict[str, tuple[int, ...]], config: ModelConfig) -> None:
-    """Refuse a file in which a tensor is missing, has another shape, or would have no effect here."""
-    optional = {"output.weight": (config.vocab_size, config.hidden_size), "rope_freqs.weight": (config.head_dim // 2,)}
-    for name, shape in {**shapes, **optional}.items():
-        if name not in file.tensors:
-            if name in optional:
-                continue
-            raise ModelFileError(f"{file.path.name}: tensor {name!r} is missing")
-        found = file.tensors[name].shape
-        if found != shape:
-            raise ModelFileError(f"{file.path.name}: tensor {name!r} has shape {found}, expected {shape}")
-    unknown = sorted(set(file.tensors) - set(shapes) - set(optional))
-    if unknown:
-        raise ModelFileError(f"{file.path.name}: tensor {unknown[0]!r} is not part of a plain Llama model")
-
-
-def linear_layers(file: GGUFFile, config: ModelConfig) -> list[Linear]:
-    """All linear layers of a checked file: four for each layer, the embedding, and the head where it is another one."""
-    check_tensors(file, expected_shapes(config), config)
-    tensors = file.tensors
-    q, k = (head_order(heads, config.head_dim) for heads in (config.num_heads, config.num_kv_heads))
-    qkv_order = np.concatenate([q, len(q) + k, len(q) + len(k) + np.arange(len(k))])
-    gate_up_order = unit_order(config.ffn_size)
+def linear_layers(file: ModelFile, config: ModelConfig) -> list[Linear]:
+    """All linear layers of a checked file: those of each layer, the embedding, and the head where it is another one."""
+    tensors = split_experts(file.tensors, config)
+    check_tensors(file.path.name, tensors, config)
+    qkv, gate_up = qkv_order(config), unit_order(config.ffn_size)
     linears = []
     for i in range(config.num_layers):
-        qkv = tuple(tensors[f"blk.{i}.attn_{name}.weight"] for name in "qkv")
-        gate_up = tuple(tensors[f"blk.{i}.ffn_{name}.weight"] for name in ("gate", "up"))
+        names = tensor_names(config, i)
         linears += [
-            Linear(qkv, qkv_order),
-            Linear((tensors[f"blk.{i}.attn_output.weight"],)),
-            Linear(gate_up, gate_up_order),
-            Linear((tensors[f"blk.{i}.ffn_down.weight"],)),
+            Linear(tuple(tensors[name] for name in names.qkv), qkv),
+            Linear((tensors[names.out],)),
+            *([Linear((tensors[names.router],), exact=True)] if names.router else []),
         ]
+        for gate_up_names, down in names.ffns:
+            linears += [Linear(tuple(tensors[name] for name in gate_up_names), gate_up), Linear((tensors[down],))]
     tables = [tensors[name] for name in ("token_embd.weight", "output.weight") if name in tensors]
     return linears + [Linear((each,)) for each in tables]
 
 
-def head_order(heads: int, head_dim: int) -> NDArray[np.int64]:
-    """Rows of q or k as the rotation wants them: a GGUF of this architecture interleaves the two halves of a head."""
-    return np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
+def qkv_order(config: ModelConfig) -> NDArray[np.int64]:
+    """The file's rows of q, k and v, stacked, as the rotation wants them."""
+    dims, dim = head_order(config), config.head_dim
+    turned = config.num_heads + config.num_kv_heads
+    rows = (np.arange(turned)[:, None] * dim + dims).reshape(-1)
+    return np.concatenate([rows, turned * dim + np.arange(config.num_kv_heads * dim)])
+
+
+def head_order(config: ModelConfig) -> NDArray[np.int64]:
+    """A head's dimensions with those that turn together half a head apart, and those that do not turn last in each
+    half: queries and keys in the same other order have the same products."""
+    turned, dims = config.turned_dims, np.arange(config.head_dim)
+    pairs = dims[:turned].reshape(-1, 2).T if config.interleaved else dims[:turned].reshape(2, -1)
+    return np.concatenate([pairs, dims[turned:].reshape(2, -1)], axis=1).reshape(-1)
 
 
 def unit_order(ffn_size: int) -> NDArray[np.int64]:

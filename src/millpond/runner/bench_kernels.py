@@ -138,6 +138,8 @@ def measure_kernels(
     rates = measure_machine(isa, threads, notify)
     notify("loading the model")
     runner = build(config)
+    if runner.config.num_experts:
+        raise ConfigError("the phases of a mixture of experts cannot be measured: what they read depends on the tokens")
     timer = PhaseTimer(runner, config.num_blocks, config.block_size)
     reads = PlainReads(Probes(isa, threads), runner._packed.room)
     steps = []

@@ -25,7 +25,7 @@ from millpond.kernels.attention import BLOCK, GROUP_TOKENS
 from millpond.kernels.pack import Packed
 from millpond.kernels.precompile import Job, Wanted, compile_missing
 from millpond.kernels.tiles import Tiles, load_tiles
-from millpond.model import llama
+from millpond.model import forward as forward_pass
 from millpond.model.arrays import (
     Batch,
     KVCache,
@@ -42,9 +42,10 @@ from millpond.model.arrays import (
     touch,
 )
 from millpond.model.config import ModelConfig
-from millpond.model.llama import forward, link_forward
+from millpond.model.experts import link_experts
+from millpond.model.forward import forward, link_forward
 from millpond.model.outliers import PROBE_TOKENS, find_outliers, probe_tokens, take_out
-from millpond.model.weights import LlamaWeights
+from millpond.model.weights import ModelWeights
 from millpond.runner.prompt_scores import NOT_FINITE_MESSAGE, PromptScorer, ScoredPrompts, joined
 from millpond.runner.sampler import Sampler
 from millpond.runner.sampler_kernels import ALL_MASKED, NO_DRAFT, NOT_FINITE, sample_rows
@@ -73,7 +74,7 @@ class ModelRunner:
     def __init__(
         self,
         config: ModelConfig,
-        packed: LlamaWeights,
+        packed: ModelWeights,
         *,
         isa: str,
         threads: int,
@@ -109,19 +110,16 @@ class ModelRunner:
         self.sampler = Sampler(max_num_seqs, vocab_size, self._scratch.logits.shape[1])
         self._special: dict[int, str] = {}
         self._prompts = PromptScorer(self.sampler.scorer, self._all_logits, len(self._scratch.logits))
-        tiles = partial(
-            load_tiles,
-            isa,
-            threads,
-            kinds=packed.kinds,
-            kv_dtype=self._kv_dtype,
-            heads_per_kv=config.heads_per_kv,
-            head_dim=config.head_dim,
-        )
-        compile_missing(self._jobs(tiles), notify)
-        self._tiles = tiles()
-        self._entry = link_forward(self._tiles, self._weights, self._cache, self._batch(()), self._scratch)
+        self._link(tile_loader(config, packed, self._kv_dtype, isa, threads), notify)
         self.outliers = self._take_out_outliers()
+
+    def _link(self, load: Callable[..., Tiles], notify: Callable[[str], None]) -> None:
+        """Compile, or load, what a step calls."""
+        compile_missing(self._jobs(load), notify)
+        self._tiles = load()
+        if self.config.num_experts:
+            self._weights = self._weights._replace(experts=link_experts(self._tiles, self._weights, self._scratch))
+        self._entry = link_forward(self._tiles, self._weights, self._cache, self._batch(()), self._scratch)
 
     def _take_out_outliers(self) -> tuple[NDArray[np.int64], ...]:
         """Tell the layers' descriptors of the outlier channels, those that came with the weights or a probe's."""
@@ -141,8 +139,10 @@ class ModelRunner:
         small, large = Wanted(), Wanted()
         arguments = tiles(link=small), self._weights, self._cache, self._batch(()), self._scratch
         entry = link_forward(*arguments, link=large)
+        if self.config.num_experts:
+            link_experts(arguments[0], self._weights, self._scratch, link=large)
         large(sample_rows, *map(numba.typeof, self.sampler.no_rows()))
-        large(llama.forward, *map(numba.typeof, (entry, *arguments)))
+        large(forward_pass.forward, *map(numba.typeof, (entry, *arguments)))
         return large.jobs() + small.jobs()
 
     def _find_outliers(self, pairs: list[tuple[Packed, NDArray[np.int64]]]) -> tuple[NDArray[np.int64], ...]:
@@ -331,6 +331,23 @@ class ModelRunner:
         touch(self._cache, self._scratch, self._places[: min(self._first_blocks, self._num_blocks)])
         self.logits([0])
         self.sampler.warm_up()
+
+
+def tile_loader(
+    config: ModelConfig, packed: ModelWeights, kv_dtype: type[np.generic], isa: str, threads: int
+) -> Callable[..., Tiles]:
+    """What loads the tiles that a model needs."""
+    return partial(
+        load_tiles,
+        isa,
+        threads,
+        kinds=packed.kinds,
+        kv_dtype=kv_dtype,
+        heads_per_kv=config.heads_per_kv,
+        head_dim=config.head_dim,
+        windowed=config.has_windows,
+        capped=config.score_cap > 0,
+    )
 
 
 def is_special(admission: Admission) -> bool:

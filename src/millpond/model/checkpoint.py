@@ -1,0 +1,81 @@
+"""A model's file, whatever its format: its tensors under a GGUF's names, and its figures."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from millpond.errors import ModelFileError
+from millpond.load.dequantize import dequantize
+from millpond.load.ggml_types import GGMLType
+from millpond.load.gguf import GGUFFile, GGUFTensor, open_gguf
+from millpond.load.safetensors import SafetensorsFile, open_safetensors
+from millpond.model.architecture import WHOLE_NAMES, Architecture
+from millpond.model.architectures import ARCHITECTURES
+from millpond.model.config import ModelConfig
+from millpond.model.figures import figures_of_config, figures_of_gguf
+
+ModelFile = GGUFFile | SafetensorsFile
+EMBEDDING = "token_embd.weight"
+DIVISORS = {"short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}  # of the frequencies, in longrope
+LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj")
+
+
+def open_checkpoint(path: Path) -> tuple[ModelFile, ModelConfig]:
+    """Open a GGUF file, a .safetensors file or its folder. Raises ModelFileError for what cannot be run."""
+    if path.is_dir() or path.suffix == ".safetensors":
+        file = open_safetensors(path)
+        config = figures_of_config(file.metadata, vocab_size_of(file, WHOLE_NAMES["token_embd"] + ".weight"))
+        return replace(file, tensors=renamed(file, ARCHITECTURES[config.architecture])), config
+    gguf = open_gguf(path)
+    return gguf, read_figures(gguf)
+
+
+def read_figures(file: GGUFFile) -> ModelConfig:
+    """A GGUF's figures. Raises ModelFileError where it has no embedding to count the vocabulary by."""
+    divisors = {
+        name: tuple(dequantize(file.tensors[tensor]).reshape(-1).tolist())
+        for name, tensor in DIVISORS.items()
+        if tensor in file.tensors
+    }
+    return figures_of_gguf(file.metadata, vocab_size_of(file, EMBEDDING), divisors)
+
+
+def vocab_size_of(file: ModelFile, name: str) -> int:
+    """The rows of the embedding of that name."""
+    embedding = file.tensors.get(name)
+    if embedding is None or len(embedding.shape) != 2:
+        raise ModelFileError(f"{file.path.name}: there is no matrix {name!r}")
+    return embedding.shape[0]
+
+
+def renamed(file: SafetensorsFile, architecture: Architecture) -> dict[str, GGUFTensor]:
+    """The tensors under our names, with norms as a GGUF has them. What has no name here keeps its own."""
+    whole = {f"{theirs}.weight": f"{ours}.weight" for ours, theirs in WHOLE_NAMES.items()}
+    layer = {theirs: ours for ours, theirs in architecture.hugging_face_names().items()}
+    tensors = {}
+    for name, tensor in file.tensors.items():
+        ours = whole.get(name) or _layer_name(name, layer) or name
+        if architecture.norm_shift and ours.endswith("norm.weight"):
+            tensor = shifted(tensor, architecture.norm_shift)
+        tensors[ours] = replace(tensor, name=name)  # messages call it what the file does
+    return tensors
+
+
+def _layer_name(name: str, names: dict[str, str]) -> str | None:
+    if (match := LAYER.fullmatch(name)) is None:
+        return None
+    layer, part, kind = match.groups()
+    if (expert := EXPERT.fullmatch(part)) is not None:
+        return f"blk.{layer}.ffn_{expert[2]}.{expert[1]}.{kind}"
+    return f"blk.{layer}.{names[part]}.{kind}" if part in names else None
+
+
+def shifted(tensor: GGUFTensor, shift: float) -> GGUFTensor:
+    """A norm's weights with a number added, in float32."""
+    values = dequantize(tensor) + np.float32(shift)
+    return replace(tensor, type=GGMLType.F32, data=values.view(np.uint8).reshape(-1))
