@@ -149,12 +149,16 @@ def serve(
     strict: Strict = False,
 ) -> None:
     settings = context.ensure_object(Settings)
-    given = _given(context.params, settings)
+    _serve(_given(context.params, settings), settings)
+
+
+def _serve(given: dict[str, Any], settings: Settings) -> None:
     config, load = EngineConfig(**_of(EngineConfig, given)), LoadLimits(**_of(LoadLimits, given))
-    server_config = _server_config(given, settings)
+    server_config = ServerConfig(**_of(ServerConfig, given))
+    host, port, model = given["host"], given["port"], given["model"]
     check_server(host, port, server_config)
     engine = loading.open_engine(model, config, settings)
-    listen(engine, host, port, served_model_name or model, server_config, load, log_format)
+    listen(engine, host, port, given["served_model_name"] or model, server_config, load, given["log_format"])
 
 
 def _given(options: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
@@ -166,6 +170,11 @@ def _given(options: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
         "cors_origins": tuple(options["cors_origin"] or ()),
         "log_level": options["log_level"] or settings.log_level,
     }
+
+
+def _of(config: type, given: dict[str, Any]) -> dict[str, Any]:
+    """The options that are fields of a config."""
+    return {field.name: given[field.name] for field in fields(config) if field.name in given}
 
 
 def _of(config: type, given: dict[str, Any]) -> dict[str, Any]:
