@@ -177,21 +177,6 @@ def _of(config: type, given: dict[str, Any]) -> dict[str, Any]:
     return {field.name: given[field.name] for field in fields(config) if field.name in given}
 
 
-def _of(config: type, given: dict[str, Any]) -> dict[str, Any]:
-    """The options that are fields of a config."""
-    return {field.name: given[field.name] for field in fields(config) if field.name in given}
-
-
-def _server_config(given: dict[str, Any], settings: Settings) -> ServerConfig:
-    """Of the options, and of the environment where they are silent."""
-    of_both = {
-        "api_keys": api_keys(given["api_key"] or (), given["api_key_file"], settings.api_keys),
-        "cors_origins": tuple(given["cors_origin"] or ()),
-        "log_level": given["log_level"] or settings.log_level,
-    }
-    return ServerConfig(**_of(ServerConfig, given | of_both))
-
-
 def check_server(host: str, port: int, config: ServerConfig) -> None:
     """Raise ConfigError for what the server could not start with: now, rather than after a model has been loaded."""
     from millpond.serve.run import check_address
