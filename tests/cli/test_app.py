@@ -152,9 +152,9 @@ def test_version_prints_the_versions_of_what_computes(capsys):
 
 
 def test_the_command_exits_with_the_code_that_run_gives():
-    done = subprocess.run([sys.executable, "-m", "millpond.cli", "serf"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "millpond.cli", "serv"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert done.stderr == "error: No such command 'serf'. Did you mean 'serve'?\n"
+    assert done.stderr == "error: No such command 'serv'. Did you mean 'serve'?\n"
 
 
 def test_ctrl_c_exits_with_130_and_no_traceback():

@@ -50,7 +50,7 @@ what is promised."""
 
 EXAMPLES = examples(
     "millpond verify determinism",
-    "millpond verify determinism --model model.gguf --requests 32 --kv-dtype auto",
+    "millpond verify determinism --model model.gguf --requests 16 --kv-dtype auto",
     "millpond verify determinism --requests 1000 --seed 7 --conditions crowd,everything --json",
 )
 BRIEF = ("everything",)
@@ -265,7 +265,7 @@ def parse_threads(text: str | None) -> tuple[int, ...]:
 def determinism(
     context: typer.Context,
     model: ModelOption = DEFAULT_MODEL,
-    requests: Annotated[int, typer.Option("--requests", help="How many requests.")] = 48,
+    requests: Annotated[int, typer.Option("--requests", help="How many requests.")] = 32,
     seed: Annotated[int, typer.Option("--seed", help="Of the requests and of what befalls them.")] = 0,
     slots: Annotated[int, typer.Option("--slots", help="How many requests run at once.")] = 12,
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="Tokens of the longest prompt.")] = 128,

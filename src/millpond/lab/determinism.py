@@ -35,7 +35,7 @@ STEPS_PER_TOKEN = 100  # more is no progress, however often requests are preempt
 class Plan:
     """How much is checked: requests of prompts and outputs of up to so many tokens, up to `slots` of them at once."""
 
-    num_requests: int = 64
+    num_requests: int = 32
     seed: int = 0
     slots: int = 12
     prompt_tokens: int = 128
