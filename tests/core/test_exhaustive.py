@@ -40,7 +40,7 @@ POLICY_CASES = [
     Case(2, 1, 2, 0, None, 2, most_drafts=1, policy="priority"),
     Case(2, 1, 2, 0, None, 2, prefix_cache=True, policy="priority"),
     Case(2, 1, 2, 0, None, 2, policy="fair"),
-    Case(3, 1, 2, 1, 2, 2, policy="fair"),
+    Case(2, 1, 2, 1, 1, 2, policy="fair"),
     Case(2, 1, 2, 0, None, 2, most_drafts=1, policy="fair"),
 ]
 

@@ -6,8 +6,8 @@ from millpond.core.scheduler import Scheduler
 from millpond.errors import ConfigError
 from millpond.lab import proof as proof_module
 from millpond.lab.explorer import Finding
-from millpond.lab.faults import FAULTS, SHARING_FAULTS, PlantedFault, WithoutWaiver
-from millpond.lab.proof import MOST, Bounds, as_json, find, num_cases, prove
+from millpond.lab.faults import FAULTS, SHARING_FAULTS, PlantedFault, WithoutWaiver, planted_in
+from millpond.lab.proof import MOST, ORDERING, Bounds, as_json, find, num_cases, prove
 from millpond.lab.story import tell
 from millpond.lab.world import Action, Case
 
@@ -186,3 +186,24 @@ def test_bounds_that_nobody_could_wait_for_are_refused_and_the_largest_begin_at_
     with pytest.raises(ConfigError, match=f"--{name} must be from . to {MOST[name]}, got 1000000000000"):
         Bounds(**{name: 10**12})
     assert num_cases(Bounds(**{name: MOST[name]})) < 10_000
+
+
+@pytest.mark.parametrize("policy", ["priority", "fair"])
+def test_with_a_policy_every_scheduler_is_of_it_and_the_rules_hold(policy):
+    bounds = ORDERING.within(policy, False, {"positions": 2, "requests": None})
+    assert (bounds.requests, {case.policy for case in bounds.cases_of(2, 1)}) == (2, {policy})
+    proof = prove(bounds, lambda text: None)
+    assert proof.finding is None
+    assert proof.num_states > 500
+
+
+@pytest.mark.parametrize("policy", ["priority", "fair"])
+def test_a_head_that_takes_the_place_of_one_before_it_is_found(policy):
+    (fault,) = [each for each in planted_in(policy, False) if each.name == "anybodys-place"]
+    assert fault.policy == policy
+    assert find(fault, lambda text: None).message.startswith("INV-7: the first request")
+
+
+def test_a_policy_that_there_is_not_is_refused():
+    with pytest.raises(ConfigError, match="--policy must be one of fcfs, priority, fair, got 'lifo'"):
+        ORDERING.within("lifo", False, {})

@@ -37,14 +37,18 @@ class Fair:
     the i-th ticket, from 0, has the rank (i / weight, ticket). So everybody's first request goes before anybody's
     second; that, and nothing else, may preempt: whose tenant has nothing running takes the place of a second one, or of
     a first one with a later ticket. Once running, the earliest ticket is never preempted.
-    weights are those that are not 1, by tenant. A tenant without unfinished requests is forgotten, and what it owes.
+    weights are those that are not 1, by tenant; nobody sits out more than most_turns. A tenant without unfinished
+    requests is forgotten, and what it owes.
     """
 
     may_preempt = True
 
-    def __init__(self, weights: Mapping[str, float] | None = None, quantum: float = QUANTUM) -> None:
+    def __init__(
+        self, weights: Mapping[str, float] | None = None, quantum: float = QUANTUM, most_turns: int = MOST_TURNS
+    ) -> None:
         self.weights = weights or {}
         self.quantum = quantum
+        self.most_turns = most_turns
         self.tenants: dict[str, Tenant] = {}
         self.idle: OrderedDict[str, Tenant] = OrderedDict()  # with a line and nothing running, in turn
         self.busy: OrderedDict[str, Tenant] = OrderedDict()  # with a line beside what runs, in turn
@@ -155,7 +159,7 @@ class Fair:
 
     def _owe(self, tenant: Tenant, num_tokens: int) -> None:
         was_its_turn = tenant.owed < 0
-        tenant.owed = min(MOST_TURNS * self.quantum, tenant.owed + num_tokens / tenant.weight)
+        tenant.owed = min(self.most_turns * self.quantum, tenant.owed + num_tokens / tenant.weight)
         if was_its_turn and tenant.owed >= 0 and tenant.name in self.busy:
             self.busy.move_to_end(tenant.name)
 

@@ -76,10 +76,10 @@ class NoHolderMore(Scheduler):
         self.pool.release(held)
 
 
-class MoreThanIsAllowed(Scheduler):
+class TakesAnybodysPlace(Scheduler):
     def _victims(self, head: Request, fewest: int, need: int, found: Sequence[int]) -> list[Request] | None:
         victims = super()._victims(head, fewest, need, found)
-        return self.running[:1] if victims else victims
+        return self.running[-1:] if victims is None else victims
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ SHARING_FAULTS = (
     PlantedFault("no-holder-more", "a block that is found has no holder more", NoHolderMore, prefix_cache=True),
 )
 ORDERING_FAULTS = (
-    PlantedFault("first-as-displaced", "who makes room for the head is the first, not the last", MoreThanIsAllowed),
+    PlantedFault("anybodys-place", "a head takes the place of one that goes before it", TakesAnybodysPlace),
 )
 
 

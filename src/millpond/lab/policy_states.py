@@ -14,6 +14,7 @@ from millpond.core.scheduler import Scheduler
 # So small that a few steps of a few tokens reach all that can happen.
 AGEING_STEPS = 2
 QUANTUM = 2
+MOST_TURNS = 2
 CHOICES = (0, 1)  # a request's priority, or its tenant, whose weight is one more
 HALVES = 2  # what is owed comes in
 NO_PLACE = len(CHOICES)
@@ -22,7 +23,7 @@ NO_PLACE = len(CHOICES)
 def small_policy(name: str) -> Policy:
     if name == "priority":
         return Priority(AGEING_STEPS)
-    return Fair({str(choice): choice + 1.0 for choice in CHOICES}, QUANTUM) if name == "fair" else Fcfs()
+    return Fair({str(choice): choice + 1.0 for choice in CHOICES}, QUANTUM, MOST_TURNS) if name == "fair" else Fcfs()
 
 
 def copy_policy(policy: Policy, twins: Mapping[int, Request]) -> Policy:
@@ -35,7 +36,7 @@ def copy_policy(policy: Policy, twins: Mapping[int, Request]) -> Policy:
 
 
 def _copy_fair(policy: Fair, twins: Mapping[int, Request]) -> Fair:
-    fair = Fair(policy.weights, policy.quantum)
+    fair = Fair(policy.weights, policy.quantum, policy.most_turns)
     for name, tenant in policy.tenants.items():
         line = OrderedDict((key, twins[id(request)]) for key, request in tenant.line.items())
         fair.tenants[name] = replace(tenant, line=line)

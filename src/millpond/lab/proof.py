@@ -71,7 +71,7 @@ DEEP = Bounds(positions=5, slots=3, requests=3, budget=3, guesses=2)
 SHARING = Bounds(positions=3, slots=2, requests=2, budget=2, guesses=0, prefix_cache=True)
 
 # So does who goes before whom.
-ORDERING = Bounds(positions=3, slots=2, requests=2, budget=2, guesses=1)
+ORDERING = Bounds(positions=3, slots=2, requests=2, budget=1, guesses=0)
 
 # Where the planted faults are looked for: the wall needs four blocks, and none needs more than two requests.
 FAULT_BOUNDS = Bounds(positions=4, slots=2, requests=2, budget=1, guesses=0)
