@@ -95,7 +95,7 @@ def test_a_block_takes_twice_the_memory_in_float32_and_at_twice_the_size():
 
 
 def test_8_bit_keys_and_values_take_their_bytes_and_their_scales():
-    head = 2 * 64 + 4 * 2 + 4  # a key's scale for every 16 dimensions, in bfloat16; a value's in float32
+    head = 2 * (64 + 4 * 2)  # a key's scale for every 16 dimensions, in bfloat16, and as much room for a value's
     got = plan(num_blocks=5, kv_dtype="int8", block_size=32)
     assert got.block_bytes == 30 * 3 * head * 32
     assert got.position_bytes == 30 * 3 * head
@@ -104,7 +104,7 @@ def test_8_bit_keys_and_values_take_their_bytes_and_their_scales():
 
 def test_the_same_memory_holds_nearly_twice_as_many_tokens_in_8_bits():
     plain, small = (plan(kv_memory=GIGABYTE, kv_dtype=kv_dtype) for kv_dtype in ("auto", "int8"))
-    assert 1.8 < small.num_tokens / plain.num_tokens < 2
+    assert 1.75 < small.num_tokens / plain.num_tokens < 2
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 15, 24, 100])
@@ -184,7 +184,7 @@ def test_the_schedulers_pool_and_the_runners_cache_have_the_same_size(build_smal
     engine = build_small(replace(SMALL, block_size=32, max_model_len=64))
     assert engine.scheduler.pool.num_blocks == 8
     assert engine.scheduler.block_size == 32
-    assert engine.runner._cache.keys.shape[1] == 8 * 2
+    assert engine.runner._num_blocks == 8 * 2
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
@@ -294,7 +294,7 @@ def test_token_ids_beyond_the_tokenizer_are_refused_at_the_door(tmp_path):
 
 def test_a_runner_on_its_own_has_room_for_one_sequence_of_the_longest_length(path):
     runner = build_model_runner(path, EngineConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=100))
-    assert runner._cache.keys.shape[1] == 7
+    assert runner._num_blocks == 7
     assert runner.logits([1, 2, 3]).shape == (3, 267)
 
 

@@ -13,6 +13,7 @@ import itertools
 import logging
 import os
 import re
+import secrets
 import tempfile
 import threading
 import time
@@ -60,6 +61,7 @@ class PrefixFolder:
         self.counters = counters
         self._own = path / identity.hex()[:16]
         self._now = now
+        self._writer = secrets.token_hex(8)  # servers in containers may have the same process id
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._keys: set[bytes] = set()
@@ -108,7 +110,7 @@ class PrefixFolder:
         ):
             self._make_room(num_bytes)
         path = self.path_of(key)
-        part = path.with_name(f"{os.getpid()}-{next(self._numbers)}-{path.stem[:16]}{PART}")
+        part = path.with_name(f"{self._writer}-{next(self._numbers)}-{path.stem[:16]}{PART}")
         try:
             handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(handle, "wb", buffering=0) as target:

@@ -191,7 +191,8 @@ def _options(config: ModelConfig) -> dict[str, Any]:
 
 
 def new_kv_cache(config: ModelConfig, num_blocks: int, dtype: type[np.generic]) -> KVCache:
-    """Zeroed keys and values for num_blocks blocks of 16 positions; dtype uint16 (bfloat16 bits), float32 or uint8."""
+    """Zeroed keys and values for num_blocks blocks of 16 positions, and what their last run has room for; dtype uint16
+    (bfloat16 bits), float32 or uint8."""
     dim = config.head_dim
     shapes: dict[type[np.generic], tuple[tuple[int, ...], ...]] = {
         np.float32: ((dim, BLOCK), (BLOCK, dim)),
