@@ -44,6 +44,7 @@ def test_json_is_one_object_on_standard_output_alone(capsys, two_faults):
         "guesses": 0,
         "prefix_cache": False,
         "any_reserve": False,
+        "policy": "fcfs",
     }
     assert (result["verdict"], result["finding"]) == ("holds", None)
     assert result["states"] == sum(pool["num_states"] for pool in result["pools"])

@@ -236,4 +236,4 @@ def test_a_head_that_takes_the_place_of_one_before_it_is_found(policy):
 
 def test_a_policy_that_there_is_not_is_refused():
     with pytest.raises(ConfigError, match="--policy must be one of fcfs, priority, fair, got 'lifo'"):
-        ORDERING.within("lifo", False, {})
+        ORDERING.within("lifo", False, False, {})

@@ -78,9 +78,10 @@ class NoHolderMore(Scheduler):
 
 
 class TakesAnybodysPlace(Scheduler):
-    def _victims(self, head: Request, fewest: int, need: int, found: Sequence[int]) -> list[Request] | None:
-        victims = super()._victims(head, fewest, need, found)
-        return self.running[-1:] if victims is None else victims
+    def _admit(self, budget: int | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        displaced = (self._preempt(self.running[-1]),) if self.waiting and self.running else ()
+        admitted, more = super()._admit(budget)
+        return admitted, displaced + more
 
 
 @dataclass(frozen=True, slots=True)
