@@ -6,9 +6,11 @@ import dataclasses
 
 import pytest
 
-from e2e.real import SETTINGS, Ask, assert_nothing_is_left, drive, engine_over
+from e2e.real import SETTINGS, assert_nothing_is_left
 from millpond import LLM, SamplingParams
 from millpond.build import open_disk
+from millpond.lab.asking import Ask, drive
+from millpond.lab.fresh_engine import engine_over
 from millpond.load.store import resolve
 from reference import golden
 

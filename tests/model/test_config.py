@@ -126,7 +126,7 @@ REFUSALS = {
         {},
         r"llama\.attention\.value_length is 128; only 64",
     ),
-    "a mixture of experts": ({"expert_count": 8}, {}, r"mixtures of experts are not supported"),
+    "a mixture of experts": ({"expert_count": 8}, {}, r"a mixture of experts is not supported in architecture llama"),
     "no epsilon": (
         {"attention.layer_norm_rms_epsilon": None},
         {},

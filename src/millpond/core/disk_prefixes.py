@@ -102,6 +102,7 @@ class DiskPrefixes:
         self.block_size = block_size
         self._clock = clock
         self._fetch: _Fetch | None = None
+        self._began: dict[str, float] = {}  # of who waits, as another head may be read for in between
         self._given_up: Reading | None = None
 
     @property
@@ -128,6 +129,7 @@ class DiskPrefixes:
             if not is_done:
                 self._given_up = fetch.reading
             self._drop()
+            self._began.pop(request.request_id, None)
         self._use(request, num_found + len(data))
         return data
 
@@ -143,6 +145,7 @@ class DiskPrefixes:
 
     def forget(self, request: Request) -> None:
         """The request has ended."""
+        self._began.pop(request.request_id, None)
         if self._fetch is not None and self._fetch.request is request:
             self._drop()
 
@@ -152,7 +155,7 @@ class DiskPrefixes:
         self.store.close()
 
     def _begin(self, request: Request, num_found: int) -> _Fetch | None:
-        self._drop()
+        """Whoever has nothing on disk leaves the reading of another alone; whoever asks again goes on as it began."""
         if self._given_up is not None:
             if not self._given_up.wait(0.0):  # the disk hangs, and whoever asked it now would wait behind that
                 return None
@@ -163,8 +166,11 @@ class DiskPrefixes:
             if block.key not in self.store:
                 break
             blocks.append(block)
-        if blocks:
-            self._fetch = _Fetch(request, num_found, self.store.read(blocks), self._clock())
+        if not blocks:
+            return None
+        self._drop()
+        began = self._began.setdefault(request.request_id, self._clock())
+        self._fetch = _Fetch(request, num_found, self.store.read(blocks), began)
         return self._fetch
 
     def _drop(self) -> None:

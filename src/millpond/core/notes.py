@@ -26,7 +26,7 @@ class Blocked(NamedTuple):
 
 
 class Preemption(NamedTuple):
-    """A running request gave its blocks, and the positions computed in them, so that `by` could grow: maybe itself."""
+    """A running request gave its blocks, and what is computed in them, for `by` to grow (maybe itself) or to start."""
 
     request_id: str
     by: str

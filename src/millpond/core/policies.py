@@ -138,7 +138,7 @@ class Priority:
         return min(unfinished, key=RANK, default=None)
 
     def lines(self, waiting: Waiting) -> Sequence[Sequence[Request]]:
-        return (self.line,)
+        return (list(self.line),)
 
     def place(self, request: Request) -> tuple[float, int]:
         return request.rank

@@ -84,7 +84,7 @@ class AutoReserve:
             tuple([-(-(last + offset * self._part - 1) // block_size) for offset in OFFSETS])
             for last in range(block_size)
         ]
-        self._refused: tuple[str, int] = ("", 0)  # whom, and for how many schedules more
+        self._refused: tuple[str, int, int] = ("", 0, 0)  # whom, for how many schedules more, and by how many blocks
 
     def fresh(self) -> AutoReserve:
         return AutoReserve(self.num_blocks, self.block_size)
@@ -97,21 +97,21 @@ class AutoReserve:
         self._ends[part] += 1
         if len(self._outputs) > WINDOW:
             self._ends[self._outputs.popleft()] -= 1
-        self._refused = "", 0
+        self._refused = "", 0, 0
 
     def choose(self, head: Request, need: int, taken: int, num_free: int, running: Sequence[Request]) -> int:
         """At most MOST_SHARE of the pool, and never more than an empty pool has beside the head."""
         most = min(self.most_blocks, self.num_blocks - need)
-        name, left = self._refused
+        name, left, blocks = self._refused
         if not running or self._has_room(num_free - taken, len(running) + 1):
             self.blocks = 0
         elif name == head.request_id and left > 0:
-            self._refused = name, left - 1
+            self.blocks, self._refused = blocks, (name, left - 1, blocks)
         elif taken <= num_free:  # otherwise nothing depends on it
             beyond = ceil(self._peak(head, need, taken, num_free, running)) - (self.num_blocks - num_free) - taken
             self.blocks = min(max(beyond, 0), most)
             if taken > num_free - self.blocks:
-                self._refused = head.request_id, RECHECK - 1
+                self._refused = head.request_id, RECHECK - 1, self.blocks
         return min(self.blocks, most)
 
     def _has_room(self, num_free: int, num_requests: int) -> bool:

@@ -397,10 +397,8 @@ class Scheduler:
         """Who must go for the head: mostly nobody; None where it must wait."""
         pool, taken = self.pool, need - self.pool.num_held(found)
         reserve = self._reserve(head, need, taken)
-        if not fewest:
-            if taken <= pool.num_free - reserve:
-                return []
-            self.counters.watermark_delays += taken <= pool.num_free
+        if not fewest and taken <= pool.num_free - reserve:
+            return []
         victims = None
         if self.policy.may_preempt:
             victims = choose_victims(
@@ -408,6 +406,7 @@ class Scheduler:
             )
         if victims is None and not fewest:
             on = "blocks" if taken > pool.num_free else "reserve"
+            self.counters.watermark_delays += on == "reserve"
             self.notes.blocked = Blocked(head.request_id, on, taken, pool.num_free, pool.num_blocks, reserve)
         return victims
 

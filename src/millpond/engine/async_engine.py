@@ -351,9 +351,10 @@ class AsyncEngine:
     def _expire(self) -> list[Item]:
         """Give up those whose deadline has passed before they began: none of them costs a step anything."""
         late = self._expiries.due(self._clock()) if self._expiries else {}
-        for request_id in late:
-            self._engine.abort(request_id)
-        return [Refusal(request_id, missed_deadline(deadline_ms, True)) for request_id, deadline_ms in late.items()]
+        refusals = [(request_id, missed_deadline(deadline_ms, True)) for request_id, deadline_ms in late.items()]
+        for request_id, error in refusals:
+            self._engine.abort(request_id, error.code)
+        return [Refusal(request_id, error) for request_id, error in refusals]
 
     def _observe(self, stats: StepStats) -> None:
         self.last_step = stats

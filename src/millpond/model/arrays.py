@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from millpond.core.block_pool import RUN
 from millpond.kernels.attention import BLOCK, GROUP_TOKENS
 from millpond.kernels.attention_int8 import code_bytes, query_bytes, scale_bytes
 from millpond.kernels.matmul import (
@@ -26,8 +27,6 @@ from millpond.model.experts import NUM_SLOT_LISTS
 from millpond.model.forward import DOWN, OUT
 from millpond.model.rope import tables
 from millpond.model.weights import ModelWeights, linears_each
-
-RUN = 8  # blocks
 
 
 class Weights(NamedTuple):

@@ -29,7 +29,7 @@ def figures_of_gguf(
     _only(fields, "attention.value_length", config.head_dim, "the head_dim")
     _only(fields, "rope.dimension_count", config.turned_dims, "the head_dim")
     if not architecture.block.experts and fields.integer("expert_count", 0):
-        raise ModelFileError("mixtures of experts are not supported")
+        raise ModelFileError(f"a mixture of experts is not supported in architecture {name}")
     return config
 
 
