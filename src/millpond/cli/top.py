@@ -119,7 +119,7 @@ def head_lines(picture: Mapping[str, Any], speeds: tuple[float, float], url: str
 
 
 def as_table(rows: list[Mapping[str, Any]]) -> Table:
-    """A row for each request: those that run, oldest first, then those that wait, in the order of the queue."""
+    """A row for each request: those that run, oldest first, then those that wait, line by line."""
     from rich import box
     from rich.table import Table
 

@@ -56,7 +56,7 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step's work, oldest request first, and what happened to the queues on the way to it (request ids).
+    """One step's work, first in order first, and what happened to the queues on the way to it (request ids).
 
     loads are blocks of requests that this step admits.
     """

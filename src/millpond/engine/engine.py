@@ -163,7 +163,7 @@ class Engine:
         return Auditor(self.scheduler) if self.config.audit else None
 
     def step(self) -> list[RequestOutput]:
-        """One step: schedule, forward, update, text. Returns what it gave each request, oldest first."""
+        """One step: schedule, forward, update, text. Returns what it gave each request, in their order."""
         started = self._clock()
         pace = self._pace
         plan = self.scheduler.schedule(None if pace is None else pace.prefill_budget(self.scheduler.num_decoding))

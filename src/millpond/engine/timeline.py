@@ -83,7 +83,7 @@ def text_of(event: str, figures: Mapping[str, Any]) -> str:
         but = f", {held_back} of them held back from newcomers" if held_back else ""
         return LACKS[figures["on"]].format_map(counted) + but
     by = figures.get("by")
-    to = "as it could not grow and nobody younger ran" if by is None else f"to {by}"
+    to = "as it could not grow and was the last in order" if by is None else f"to {by}"
     text = TEXTS[event].format_map({**counted, "to": to})
     why = figures["error"] or figures["cause"] if event == "finished" else None
     return f"{text}: {why}" if why else text

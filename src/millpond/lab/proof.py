@@ -26,7 +26,7 @@ class Bounds:
     many come in all is not bounded, nor, but by the pool, how long they are. With prefix_cache all
     schedulers have one, and some requests share their text. With a policy other than fcfs each has one of two
     priorities or tenants. With any_reserve the reserve is not one of each size, but chosen at will before each
-    admission, which covers every rule. Raises ConfigError naming the option.
+    admission, which covers every rule where nobody is displaced. Raises ConfigError naming the option.
     """
 
     positions: int = 4

@@ -58,7 +58,8 @@ def requests_router(context: ServeContext) -> APIRouter:
 def _engine(context: ServeContext, places: Mapping[str, int], now: float) -> dict[str, Any]:
     """What all requests share. clock and the counters of tokens are for whoever looks twice and divides."""
     metrics, timelines, last = context.engine.metrics, context.engine.timelines, context.engine.last_step
-    scheduler, head = timelines.scheduler, timelines.get(next(iter(places), ""))
+    scheduler, blocked = timelines.scheduler, timelines.scheduler.notes.blocked
+    head = timelines.get(next(iter(places), "") if blocked is None else blocked.request_id)
     return {
         "model": context.model_names[0],
         "clock": round(now, 6),
