@@ -98,7 +98,7 @@ def test_the_pool_is_the_one_that_the_engine_would_have(model, capsys):
     [
         ((), "bfloat16", 2 * 2 * 2 * 16 * 2),
         (("--dtype", "float32"), "float32", 2 * 2 * 2 * 16 * 4),
-        (("--kv-dtype", "int8"), "int8", 2 * 2 * (2 * 16 + 2 + 4)),
+        (("--kv-dtype", "int8"), "int8", 2 * 2 * 2 * (16 + 4)),
     ],
 )
 def test_it_tells_what_keys_and_values_are_kept_in_and_what_a_position_takes(model, capsys, flags, kind, num_bytes):

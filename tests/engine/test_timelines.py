@@ -447,11 +447,12 @@ def test_a_client_that_goes_one_that_does_not_read_and_a_choice_that_fails_are_t
         await runner.wait_until_entered()
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
-        runner.open_for_good()
+        while not (unread.is_over and answer.done()):
+            runner.let_through(1)
+            await asyncio.sleep(0)
         assert (await answer).finish_reason is not None
         await outputs.aclose()
-        while not unread.is_over:
-            await asyncio.sleep(0)
+        runner.open_for_good()
         await settle(async_engine)
 
     with_started(test, engine, load=LoadLimits(max_unread_outputs=2))

@@ -6,6 +6,7 @@ import itertools
 import pytest
 
 from millpond.core.invariants import Auditor
+from millpond.core.policies import Fcfs
 from millpond.core.scheduler import Scheduler
 from millpond.errors import InvariantError
 from millpond.lab import world as lab
@@ -24,7 +25,7 @@ def everything(thing, depth=0):
     fields = {name: getattr(thing, name) for name in slots} | getattr(thing, "__dict__", {})
     if type(thing).__module__.startswith("millpond") and fields and not isinstance(thing, lab.ChosenDrafts):
         return type(thing).__name__, [(name, everything(value)) for name, value in sorted(fields.items())]
-    return repr(thing) if not isinstance(thing, lab.ChosenDrafts) else "drafts"
+    return type(thing).__name__ if isinstance(thing, lab.ChosenDrafts | Fcfs) else repr(thing)
 
 
 def walk(case, actions):

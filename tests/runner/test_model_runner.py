@@ -61,7 +61,7 @@ def checked_forward(monkeypatch):
         if len(batch.tokens):
             assert 0 <= batch.tokens.min() <= batch.tokens.max() < scratch.logits.shape[1]
             assert 0 <= batch.positions.min() <= batch.positions.max() < weights.cosine.shape[1]
-            assert 0 <= batch.places.min() <= batch.places.max() < 16 * blocks
+            assert 0 <= batch.slots.min() <= batch.slots.max() < 16 * blocks
             assert 0 <= batch.tables.min() <= batch.tables.max() < blocks
         forward(entry, tiles, weights, cache, batch, scratch)
 
@@ -341,17 +341,15 @@ def test_the_arrays_of_a_step_are_those_that_their_descriptions_give(mixed, per_
     blocks = [[b * per_block + part for b in each.block_ids for part in range(per_block)] for each in step]
     assert batch.tokens.tolist() == [token for each in step for token in each.token_ids]
     assert batch.positions.tolist() == [position for _, position in rows]
-    assert batch.places.tolist() == [blocks[s][position // 16] * 16 + position % 16 for s, position in rows]
+    places = [[runner._places[block] for block in table] for table in blocks]
+    assert batch.slots.tolist() == [places[s][position // 16] * 16 + position % 16 for s, position in rows]
     # The chunk begins block 4 with its last token, at position 64; the decoded token begins a block too.
     assert {row: cleared for row, cleared in enumerate(batch.cleared.tolist()) if cleared} == {34: 15, 35: 15}
     groups = [[0, 8, 0, 31], [8, 8, 0, 39], [16, 8, 0, 47], [24, 8, 0, 55], [32, 3, 0, 63]]
     assert batch.groups.tolist() == [*groups, [35, 1, 1, 16 * per_block + 1], [36, 3, 2, 6]]
     widest = max(map(len, blocks))
-    assert batch.tables.tolist() == [table + [0] * (widest - len(table)) for table in blocks]
+    assert batch.tables.tolist() == [table + [0] * (widest - len(table)) for table in places]
     assert batch.sampled.tolist() == [35, 36, 37, 38]
-    used = [5, per_block + 1, 1]
-    assert batch.starts.tolist() == [0, 5, 6 + per_block, 7 + per_block]
-    assert batch.blocks.tolist() == [b for table, n in zip(blocks, used, strict=True) for b in table[:n]]
 
 
 def test_a_step_says_how_long_its_parts_took(mixed):

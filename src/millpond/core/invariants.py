@@ -301,8 +301,12 @@ class Auditor:
             return
         if first.request_id in output.preempted:
             raise _broken(7, f"the first request {first.request_id} was preempted in step {output.step}")
-        if first.request_id not in scheduled:
+        if first.request_id not in scheduled and not self._waits_for_disk(first):
             raise _broken(7, f"the first request {first.request_id} stands still, step {output.step} runs {scheduled}")
+
+    def _waits_for_disk(self, request: Request) -> bool:
+        blocked = self.scheduler.notes.blocked
+        return blocked is not None and blocked.on == "disk" and blocked.request_id == request.request_id
 
 
 def _all_links(scheduler: Scheduler) -> dict[int, Link]:
