@@ -103,13 +103,23 @@ class TestPriority:
         assert names(loop.scheduler.running) == ["first", "low"]
 
     def test_the_reserve_holds_for_one_that_takes_places_too(self):
-        loop = loop_of(Priority(), num_blocks=8, slots=4, reserve=3)
-        loop.add(of("a", priority=-5, length=6, max_tokens=2), of("low", priority=5, length=6))
+        loop = loop_of(Priority(), num_blocks=10, slots=4, reserve=3)
+        loop.add(of("a", priority=-5), of("b", priority=5), of("c", priority=6))  # two blocks each, four are free
         loop.step()
-        loop.add(of("high", length=12, max_tokens=2))  # three blocks of six, three are held back
+        loop.add(of("high", length=18, max_tokens=2))  # five
         output = loop.step()
-        assert (output.preempted, output.admitted) == (("low",), ("high",))
-        assert loop.scheduler.pool.num_free == 8 - 2 - 3
+        assert (output.preempted, output.admitted) == (("c", "b"), ("high",))
+        assert loop.scheduler.pool.num_free == 3
+
+    def test_a_block_that_is_found_at_a_victim_must_be_there_beside_what_is_taken(self):
+        loop = loop_of(Priority(), num_blocks=8, slots=4, prefix_cache=True)
+        text = tuple(range(500, 521))
+        low = Request("low", text[:9], 2, priority=5)
+        loop.add(of("first", priority=-9, length=9, max_tokens=3), low)  # three blocks each, two are free
+        loop.step()
+        loop.add(Request("high", text, 2))  # six, of which two are low's
+        assert loop.step().preempted == ()
+        loop.run(50)
 
     def test_a_newcomer_goes_before_one_in_the_middle_of_its_prompt_which_keeps_a_token_a_step(self):
         loop = loop_of(Priority(), num_blocks=32, slots=3, budget=8)
@@ -134,6 +144,7 @@ class TestPriority:
             passed += names(loop.scheduler.running)
             loop.step()
             step += 1
+            assert step < 1000
         # One newcomer in each step, and one goes through in each: the first that no longer passes it waits behind it.
         assert step == ageing * difference + 1
 
@@ -173,6 +184,14 @@ class TestFair:
         assert [output.preempted for output in outputs] == [()] * len(outputs)
         admitted = [name for output in outputs for name in output.admitted]
         assert admitted[:2] == ["f3", "two"]  # who was preempted goes on before anybody begins
+
+    def test_a_second_request_waits_where_the_other_tenant_has_more_than_two(self):
+        loop = loop_of(Fair(), num_blocks=64, slots=4)
+        loop.add(of("one", tenant="other"))
+        self.flood(loop, 3)
+        loop.step()
+        loop.add(of("two", tenant="other"))
+        assert loop.step().preempted == ()
 
     def test_one_slot_is_not_taken_from_a_tenant_that_has_only_one(self):
         loop = loop_of(Fair(), slots=1)

@@ -120,20 +120,28 @@ def prove(
     positions: Annotated[
         int | None,
         typer.Option(
-            "--positions", help="Most blocks times block size of a pool [default: 4; deep: 5; prefix cache: 3]"
+            "--positions",
+            help="Most blocks times block size of a pool [default: 4; deep: 5; prefix cache or another policy: 3]",
         ),
     ] = None,
     slots: Annotated[int | None, typer.Option("--slots", help="Most slots [default: 2; deep: 3]")] = None,
     requests: Annotated[
-        int | None, typer.Option("--requests", help="Most unfinished requests at once [default: 3; prefix cache: 2]")
+        int | None,
+        typer.Option(
+            "--requests", help="Most unfinished requests at once [default: 3; prefix cache or another policy: 2]"
+        ),
     ] = None,
     budget: Annotated[
-        int | None, typer.Option("--budget", help="Largest budget of tokens per step; 0: none [default: 2; deep: 3]")
+        int | None,
+        typer.Option(
+            "--budget", help="Largest budget of tokens per step; 0: none [default: 2; deep: 3; another policy: 1]"
+        ),
     ] = None,
     guesses: Annotated[
         int | None,
         typer.Option(
-            "--guesses", help="Most guesses a request and step; 0: none [default: 1; deep: 2; prefix cache: 0]"
+            "--guesses",
+            help="Most guesses a request and step; 0: none [default: 1; deep: 2; prefix cache or another policy: 0]",
         ),
     ] = None,
     deep: Annotated[bool, typer.Option("--deep", help="Larger bounds: some twenty minutes instead of one.")] = False,
