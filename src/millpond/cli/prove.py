@@ -43,6 +43,27 @@ AnyReserve = Annotated[
 ]
 
 
+Positions = Annotated[
+    int | None,
+    typer.Option(
+        "--positions", help="Most blocks times block size of a pool [default: 4; deep: 5; cache or policy: 3]"
+    ),
+]
+Requests = Annotated[
+    int | None, typer.Option("--requests", help="Most unfinished requests at once [default: 3; cache or policy: 2]")
+]
+Budget = Annotated[
+    int | None,
+    typer.Option("--budget", help="Largest budget of tokens per step; 0: none [default: 2; deep: 3; policy: 1]"),
+]
+Guesses = Annotated[
+    int | None,
+    typer.Option(
+        "--guesses", help="Most guesses a request and step; 0: none [default: 1; deep: 2; cache or policy: 0]"
+    ),
+]
+
+
 def register(app: typer.Typer) -> None:
     app.command("prove", help=HELP, epilog=EXAMPLES)(prove)
 
@@ -117,33 +138,11 @@ def show_json(proof: Proof, seconds: float, found: list[tuple[PlantedFault, Find
 
 
 def prove(
-    positions: Annotated[
-        int | None,
-        typer.Option(
-            "--positions",
-            help="Most blocks times block size of a pool [default: 4; deep: 5; prefix cache or another policy: 3]",
-        ),
-    ] = None,
+    positions: Positions = None,
     slots: Annotated[int | None, typer.Option("--slots", help="Most slots [default: 2; deep: 3]")] = None,
-    requests: Annotated[
-        int | None,
-        typer.Option(
-            "--requests", help="Most unfinished requests at once [default: 3; prefix cache or another policy: 2]"
-        ),
-    ] = None,
-    budget: Annotated[
-        int | None,
-        typer.Option(
-            "--budget", help="Largest budget of tokens per step; 0: none [default: 2; deep: 3; another policy: 1]"
-        ),
-    ] = None,
-    guesses: Annotated[
-        int | None,
-        typer.Option(
-            "--guesses",
-            help="Most guesses a request and step; 0: none [default: 1; deep: 2; prefix cache or another policy: 0]",
-        ),
-    ] = None,
+    requests: Requests = None,
+    budget: Budget = None,
+    guesses: Guesses = None,
     deep: Annotated[bool, typer.Option("--deep", help="Larger bounds: some twenty minutes instead of one.")] = False,
     prefix_cache: Annotated[
         bool, typer.Option("--prefix-cache", help="With the prefix cache, and requests that share their text.")
