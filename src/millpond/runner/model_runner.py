@@ -46,7 +46,7 @@ from millpond.model.experts import link_experts
 from millpond.model.forward import forward, link_forward
 from millpond.model.outliers import PROBE_TOKENS, find_outliers, probe_tokens, take_out
 from millpond.model.weights import ModelWeights
-from millpond.runner.prompt_scores import NOT_FINITE_MESSAGE, PromptScorer, ScoredPrompts, joined
+from millpond.runner.prompt_scores import NOT_FINITE_MESSAGE, PromptScorer, ScoredPrompts, Watcher, joined
 from millpond.runner.sampler import Sampler
 from millpond.runner.sampler_kernels import ALL_MASKED, NO_DRAFT, NOT_FINITE, sample_rows
 
@@ -309,6 +309,10 @@ class ModelRunner:
             self._forward(batch, scratch)
             rows.append(scratch.logits[: len(part), : self._vocab_size].copy())
         return np.concatenate(rows)
+
+    def watch_prompts(self, watcher: Watcher | None) -> None:
+        """Have the logits of all scored prompts shown to somebody, or to nobody any more."""
+        self._prompts.watcher = watcher
 
     @property
     def block_bytes(self) -> int:
