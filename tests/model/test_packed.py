@@ -102,7 +102,7 @@ def test_every_kind_of_layer_comes_back(start, types, dtype, monkeypatch):
 
 def test_a_second_start_packs_nothing(start, monkeypatch):
     start.again()
-    monkeypatch.setattr(Linear, "pack", lambda *args: pytest.fail("a layer was packed again"))
+    monkeypatch.setattr(Linear, "pack_into", lambda *args: pytest.fail("a layer was packed again"))
     start.again()
 
 

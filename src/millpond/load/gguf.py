@@ -49,6 +49,11 @@ class GGUFTensor:
     type: GGMLType
     data: NDArray[np.uint8]
 
+    @property
+    def kind(self) -> str:
+        """Its type, for messages."""
+        return self.type.name
+
 
 @dataclass(frozen=True, slots=True)
 class GGUFFile:

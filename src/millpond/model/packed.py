@@ -77,7 +77,7 @@ class PackedFile:
         head = _read_head(source)
         if head.get("key") != self.key:
             return None
-        forms = [each.form(self.dtype) for each in linear_layers(self.file, self.config)]
+        forms = [each.form(self.dtype, "off") for each in linear_layers(self.file, self.config)]
         room = _map(source, size_side_by_side(forms))
         if _checksums(room) != head.get("checksums"):
             raise _Unusable("it is damaged")
