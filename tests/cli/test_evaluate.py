@@ -122,7 +122,7 @@ def test_without_json_the_figures_are_a_table(capsys, folder):
     [
         (["perplexity", "{text}", "--context", "4096"], "the text has"),
         (["perplexity", "{text}", "--stride", "8", "--save-logits", "{folder}/x"], "leave out --stride or"),
-        (["perplexity", "{text}", *"--context 32 --max-model-len 32 --save-logits {folder}/x".split()], "at most 31"),
+        (["perplexity", "{text}", "--context=32", "--max-model-len=32", "--save-logits={folder}/x"], "at most 31"),
         (["perplexity", "{folder}/none.txt"], "No such file"),
         (["perplexity", "{folder}/tiny.gguf"], "not a text in UTF-8"),
         (["kl"], "give a TEXT, or a --reference"),

@@ -18,12 +18,12 @@ from millpond.cli.options import DEFAULT_MODEL, DEFAULTS, Dtype, Isa, KVDtype, M
 from millpond.cli.settings import Settings
 from millpond.config import DTYPES, KV_DTYPES
 from millpond.errors import ConfigError
-from millpond.lab.evaluation import Estimate, Perplexity, WindowPlan, text_tokens
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from millpond.engine.engine import Engine
+    from millpond.lab.evaluation import WindowPlan
     from millpond.runner.divergence import Divergence
     from millpond.runner.logits_file import LogitsFile
 
@@ -75,6 +75,8 @@ def kl(
     isa: Isa = DEFAULTS.isa,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object with the figures.")] = False,
 ) -> None:
+    from millpond.lab.evaluation import WindowPlan
+
     settings, common = context.ensure_object(Settings), (threads, isa, max_model_len)
     side = Side(model, dtype, kv_dtype, *common)
     if reference is not None:
@@ -91,6 +93,7 @@ def kl(
 
 def against_model(side: Side, base: Side, text: str, plan: WindowPlan, settings: Settings) -> dict[str, Any]:
     """The reference runs first; what it says is kept in a temporary file."""
+    from millpond.lab.evaluation import text_tokens
     from millpond.runner.logits_file import open_logits_file
 
     if base == side:
@@ -129,6 +132,7 @@ def check_same(token_ids: Sequence[int], reference: Sequence[int], name: str) ->
 
 def compare(engine: Engine, file: LogitsFile, windows: Sequence[Sequence[int]]) -> dict[str, Any]:
     """The figures over the first of a file's windows."""
+    from millpond.lab.evaluation import WindowPlan
     from millpond.runner.divergence import Divergence
 
     if file.vocab != engine.limits.vocab_size:
@@ -147,6 +151,8 @@ def compare(engine: Engine, file: LogitsFile, windows: Sequence[Sequence[int]]) 
 def figures(divergence: Divergence, num_windows: int) -> dict[str, Any]:
     """Means with their standard errors over the first windows."""
     import numpy as np
+
+    from millpond.lab.evaluation import Estimate, Perplexity
 
     kls = divergence.kl[:num_windows].reshape(-1)
     logprobs, base = (each[:num_windows].reshape(-1) for each in (divergence.logprobs, divergence.reference_logprobs))

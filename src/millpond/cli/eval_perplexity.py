@@ -32,7 +32,6 @@ from millpond.cli.settings import Settings
 from millpond.config import EngineConfig
 from millpond.core.block_pool import blocks_for_length
 from millpond.errors import ConfigError, InvalidRequestError
-from millpond.lab.evaluation import Perplexity, WindowPlan, score_windows, text_tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -128,6 +127,7 @@ def run(
 ) -> list[float]:
     """The log probabilities of the tokens that count, window by window, under a progress bar."""
     from millpond.cli.progress import advancing_bar
+    from millpond.lab.evaluation import score_windows
 
     runner = cast("ModelRunner", engine.runner)
     if sink is not None:
@@ -162,6 +162,8 @@ def perplexity(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object with the figures.")] = False,
 ) -> None:
+    from millpond.lab.evaluation import Perplexity, WindowPlan, text_tokens
+
     if save_logits is not None and stride is not None:
         raise ConfigError("a file of log probabilities holds windows side by side; leave out --stride or --save-logits")
     plan, written = WindowPlan(context=window, stride=stride, num_windows=chunks), read_text(text)
