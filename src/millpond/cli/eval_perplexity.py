@@ -171,10 +171,8 @@ def perplexity(
     with side.engine(window, context.ensure_object(Settings)) as engine:
         windows = plan.cut(text_tokens(engine.tokenizer, written))
         started = time.perf_counter()
-        if save_logits is None:
-            logprobs = run(engine, windows, plan.counted, "scoring")
-        else:
-            logprobs = save(engine, windows, plan.counted, save_logits)
+        arguments = engine, windows, plan.counted
+        logprobs = run(*arguments, "scoring") if save_logits is None else save(*arguments, save_logits)
         seconds = time.perf_counter() - started
     figures = Perplexity.of(logprobs)
     if as_json:
