@@ -128,11 +128,7 @@ def build_engine(
         notify(f"fetching {model} ...")
     path = resolve(model)
     file, figures = open_checkpoint(path)
-    if not isinstance(file, GGUFFile):
-        raise ModelFileError(
-            f"{path.name}: the tokenizer beside a safetensors file cannot be read yet; take a GGUF file"
-        )
-    tokenizer = Tokenizer.from_gguf(file.metadata)
+    tokenizer = read_tokenizer(file)
     config, plan = _settle(figures, config or EngineConfig())
     if config.prefix_dir is not None:
         check_writable(config.prefix_dir)
@@ -148,7 +144,7 @@ def build_engine(
         drafter=PromptLookup(config.speculative_tokens) if config.speculative == "ngram" else None,
         prefix_cache=config.prefix_cache,
         policy=make_policy(config.policy, dict(config.tenant_weights)),
-        disk=None if config.prefix_dir is None else open_disk(config.prefix_dir, path, config, runner),
+        disk=None if config.prefix_dir is None else open_disk(config.prefix_dir, file.path, config, runner),
     )
     return Engine(
         config=config,
@@ -159,6 +155,11 @@ def build_engine(
         vocab_size=tokenizer.vocab_size,
         **engine_options,
     )
+
+
+def read_tokenizer(file: ModelFile) -> Tokenizer:
+    """The tokenizer that a GGUF file carries, or that lies beside a safetensors file."""
+    return Tokenizer.from_gguf(file.metadata) if isinstance(file, GGUFFile) else Tokenizer.from_folder(file.path.parent)
 
 
 def open_disk(
