@@ -61,13 +61,8 @@ class WindowPlan:
 
 def text_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
     """The tokens of a text from its beginning, without an end."""
-    token_ids = tokenizer.encode(text, add_special_tokens=False)
-    bos = _bos(tokenizer)
-    return token_ids if bos is None or token_ids[:1] == [bos] else [bos, *token_ids]
-
-
-def _bos(tokenizer: Tokenizer) -> int | None:
-    return tokenizer.bos_token_id if tokenizer.adds_bos else None
+    begin, token_ids = list(tokenizer.source.begin), tokenizer.encode(text, add_special_tokens=False)
+    return token_ids if token_ids[: len(begin)] == begin else [*begin, *token_ids]
 
 
 def score_windows(
@@ -83,10 +78,8 @@ def score_windows(
     where a request fails.
     """
     _check_room(engine, len(windows[0]))
-    bos = _bos(engine.tokenizer)
-    prompts = {
-        str(number): [*([bos] if bos is not None else window[:1]), *window[1:]] for number, window in enumerate(windows)
-    }
+    begin = engine.tokenizer.source.begin
+    prompts = {str(number): [*begin, *window[len(begin) :]] for number, window in enumerate(windows)}
     found: dict[str, list[float]] = {}
     try:
         for output in _run(engine, prompts):
