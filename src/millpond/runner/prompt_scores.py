@@ -104,5 +104,5 @@ def joined(sampled: Sequence[RequestScores], prompts: Sequence[RequestScores]) -
         return tuple(sampled)
     both = {each.request_id: each for each in prompts}
     for each in sampled:
-        both[each.request_id] = both.get(each.request_id, each)._replace(sampled=each.sampled)
+        both[each.request_id] = both.get(each.request_id, each)._replace(sampled=each.sampled, embedding=each.embedding)
     return tuple(both.values())
