@@ -131,23 +131,27 @@ class Checkpoint:
     group: int = 64
     symmetric: bool = False
     kind: str = "llama"
+    hidden: int = 128
+    ffn: int = 128
+    vocab: int | None = None
     extra: dict[str, np.ndarray] = field(default_factory=dict)
 
     def write(self, folder: Path, plain: Path | None = None) -> Path:
         """The quantised folder, and a plain one of the same weights in float32."""
-        rng, model = np.random.default_rng(5), tiny_model(self.kind, hidden=128, config={"intermediate_size": 128})
+        rng, model = np.random.default_rng(5), tiny_model(self.kind, hidden=self.hidden)
+        model.arrays["model.embed_tokens.weight"] = rng.standard_normal((self.vocab or 267, self.hidden), np.float32)
         arrays, values = {}, {}
         for name, array in model.arrays.items():
             if array.ndim == 2 and ".layers." in name:
-                weight = random_quantised(rng, *wide(array.shape), self.bits, self.group, self.symmetric)
+                weight = random_quantised(rng, *self._wide(array.shape), self.bits, self.group, self.symmetric)
                 base = name.removesuffix("weight")
                 arrays |= {base + end: part for end, part in self.pack(weight).items()}
                 values[name] = weight.values()
-            else:
+            elif name != "lm_head.weight":
                 half = np.frombuffer(quantize(array, "BF16").data, np.uint16).reshape(array.shape)
                 arrays[name] = half
                 values[name] = (half.astype(np.uint32) << 16).view(np.float32)
-        config = {**model.config, "intermediate_size": 128}
+        config = {**model.config, "intermediate_size": self.ffn, "tie_word_embeddings": True}
         for target, found, about in (
             (folder, {**arrays, **self.extra}, {**config, "quantization_config": self.config}),
             (plain, values, config),
@@ -158,7 +162,6 @@ class Checkpoint:
                 (target / "config.json").write_text(json.dumps(about))
         return folder
 
-
-def wide(shape: tuple[int, int]) -> tuple[int, int]:
-    """tiny_models' FFN of 96 is no whole groups of 64: 128 instead."""
-    return tuple({96: 128, 192: 256}.get(each, each) for each in shape)
+    def _wide(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """With another FFN than tiny_models', whose 96 is no whole groups of 64."""
+        return tuple({96: self.ffn, 192: 2 * self.ffn}.get(each, each) for each in shape)

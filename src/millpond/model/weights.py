@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from millpond.errors import ConfigError, ModelFileError
 from millpond.kernels.matmul import BF16, F32_WEIGHTS, GROUP, U4, U8, UNIT
 from millpond.kernels.pack import (
-    COLUMNS_AT_ONCE,
     Form,
     Packed,
     empty_room,
+    pieces,
     put_affine,
     put_values,
     side_by_side,
@@ -113,8 +113,9 @@ class Linear:
     def pack_into(self, layer: Packed) -> Iterator[int]:
         """Pack the weights into a layer of that form, some rows after some rows; gives how many bytes of it are new."""
         affine = layer.kind <= U8 and all(has_affine(each) for each in self.tensors)
-        for first in range(0, layer.columns, COLUMNS_AT_ONCE):
-            rows = self._order[first : first + COLUMNS_AT_ONCE]
+        order = self._order
+        for piece in pieces(layer.columns, layer.depth):
+            first, rows = piece.start, order[piece]
             try:
                 if affine or layer.kind == U4:
                     weights = self._affine(rows) if affine else quantize_4_bit(self._values(rows))
