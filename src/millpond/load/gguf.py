@@ -6,8 +6,6 @@ All of it is checked before a tensor is handed out, in time and memory bounded b
 
 from __future__ import annotations
 
-import mmap
-import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from numpy.typing import NDArray
 from millpond.errors import ModelFileError
 from millpond.load.cursor import Cursor
 from millpond.load.ggml_types import BLOCKS, SUPPORTED, GGMLType
+from millpond.load.mapped import map_file
 from millpond.load.parts import part_names
 
 HEADER_BYTES = 24
@@ -148,19 +147,6 @@ def _split_number(file: GGUFFile, key: str, default: int) -> int:
     if type(value) is not int or not default <= value <= max(MAX_PARTS, MAX_TENSORS):
         raise ModelFileError(f"{file.path.name}: metadata {key!r} must be a count, got {str(value)[:80]}")
     return value
-
-
-def map_file(path: Path) -> mmap.mmap | bytes:
-    """The file as read-only memory. An empty file cannot be mapped, and is refused by the header check."""
-    try:
-        if not path.is_file():
-            raise ModelFileError(f"{path.name}: not a file")
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                return b""
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise ModelFileError(f"{path.name}: cannot be read: {error.strerror}") from error
 
 
 def _read_header(cursor: Cursor) -> tuple[int, int]:

@@ -21,7 +21,8 @@ import numpy as np
 from millpond.errors import ModelFileError
 from millpond.load.dequantize import Tensor
 from millpond.load.ggml_types import BLOCKS, GGMLType
-from millpond.load.gguf import MAX_DIMENSIONS, MAX_TENSORS, GGUFTensor, map_file
+from millpond.load.gguf import MAX_DIMENSIONS, MAX_TENSORS, GGUFTensor
+from millpond.load.mapped import map_file
 
 PREFIX_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000

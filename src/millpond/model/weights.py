@@ -25,6 +25,7 @@ from millpond.load.dequantize import (
     code_bits,
     dequantize,
     dequantize_channels,
+    forget_tensor,
     has_affine,
     take_rows,
     to_affine,
@@ -164,8 +165,8 @@ def load_weights(
 ) -> ModelWeights:
     """Pack every weight: integers where the tensor is quantised or is to be, bfloat16 where not, or all float32.
 
-    In memory are the packed weights and some rows of one tensor. progress hears of the packed bytes. Raises
-    ModelFileError naming the tensor that is missing, unknown, or not of the shape that the figures ask for, and
+    In memory are the packed weights and, of the file, what is read of one layer. progress hears of the packed bytes.
+    Raises ModelFileError naming the tensor that is missing, unknown, or not of the shape that the figures ask for, and
     ConfigError where a checkpoint that is to be quantised is so already.
     """
     linears = linear_layers(file, config)
@@ -178,6 +179,8 @@ def load_weights(
             if done - told >= TOLD_BYTES:
                 told = done
                 progress(done, weights.room.nbytes, f"packing {file.path.name}")
+        for tensor in linear.tensors:
+            forget_tensor(tensor)
     made_from = {id(place): linear for place, linear in zip(weights.packed, linears, strict=True)}
     return replace(weights, exact=tuple(made_from[id(each)].channels for each in weights.integer_layers))
 
