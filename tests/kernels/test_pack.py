@@ -215,7 +215,7 @@ def test_an_embedding_row_is_exactly_the_row_that_was_packed(kind, shape):
 @both_bits
 def test_columns_are_packed_the_same_however_many_go_together(bits, monkeypatch):
     whole = normal((200, 128), bits).packed
-    monkeypatch.setattr(pack, "COLUMNS_AT_ONCE", COLUMNS)
+    monkeypatch.setattr(pack, "VALUES_AT_ONCE", COLUMNS * 128)
     np.testing.assert_array_equal(normal((200, 128), bits).packed.weights, whole.weights)
 
 

@@ -396,14 +396,14 @@ class Scheduler:
     def _victims(self, head: Request, fewest: int, need: int, found: Sequence[int]) -> list[Request] | None:
         """Who must go for the head: mostly nobody; None where it must wait."""
         pool, taken = self.pool, need - self.pool.num_held(found)
-        reserve = self._reserve(head, need, taken)
+        may_displace = bool(self.running) and self.policy.outranks(head, self.running[-1])
+        # The reserve is for those who run to grow, and who may be preempted at once for the head needs none beside it.
+        reserve = 0 if may_displace else self._reserve(head, need, taken)
         if not fewest and taken <= pool.num_free - reserve:
             return []
         victims = None
-        if self.policy.may_preempt:
-            victims = choose_victims(
-                head, self.running, self.policy, pool, fewest=fewest, need=need, found=found, reserve=reserve
-            )
+        if may_displace:
+            victims = choose_victims(head, self.running, self.policy, pool, fewest=fewest, need=need, found=found)
         if victims is None and not fewest:
             on = "blocks" if taken > pool.num_free else "reserve"
             self.counters.watermark_delays += on == "reserve"

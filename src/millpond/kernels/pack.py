@@ -32,7 +32,7 @@ BASE_SHIFT = np.float32(0.386)
 STEP_SHARE = np.float32(sum(range(16)) / sum(q * q for q in range(16)))
 # Steps of nibbles that lose nothing: 8 fills the codes best, 1 is left to scales so small that an eighth is no float16.
 WHOLE_STEPS = (1, 8)
-COLUMNS_AT_ONCE = 8 * COLUMNS  # that are packed together, so that what is in between stays small
+VALUES_AT_ONCE = 1 << 18  # that are packed together, so that what is in between stays small
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +121,17 @@ def empty_layer(form: Form) -> Packed:
     return Packed(form.kind, form.columns, form.depth, *(np.empty(shape, kind) for kind, shape in form.arrays()))
 
 
+def pieces(columns: int, depth: int) -> list[slice]:
+    """The columns of a layer in pieces to be packed one after the other, each of whole tiles but the last."""
+    at_once = max(VALUES_AT_ONCE // depth // COLUMNS, 1) * COLUMNS
+    return [slice(first, min(first + at_once, columns)) for first in range(0, columns, at_once)]
+
+
 def pack_affine(codes: NDArray[np.uint8], scale: NDArray[np.float16], offset: NDArray[np.float16], bits: int) -> Packed:
     """A whole layer by put_affine: codes [N, K], scale and offset [N, K / 32]; K is a multiple of 64."""
     layer = empty_layer(Form(U4 if bits == 4 else U8, *codes.shape))
-    for first in range(0, len(codes), COLUMNS_AT_ONCE):
-        some = slice(first, first + COLUMNS_AT_ONCE)
-        put_affine(layer, first, codes[some], scale[some], offset[some])
+    for some in pieces(*codes.shape):
+        put_affine(layer, some.start, codes[some], scale[some], offset[some])
     return layer
 
 

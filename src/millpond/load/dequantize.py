@@ -18,6 +18,7 @@ from millpond.load.affine import GROUP, AffineWeights
 from millpond.load.ggml_types import BLOCKS, GGMLType
 from millpond.load.gguf import GGUFTensor
 from millpond.load.integer_tensor import IntegerTensor
+from millpond.load.mapped import forget
 
 Tensor = GGUFTensor | IntegerTensor
 
@@ -68,6 +69,16 @@ def take_rows(tensor: Tensor, rows: NDArray[np.int64]) -> Tensor:
     else:
         some = data[rows]
     return replace(tensor, shape=(rows.size, tensor.shape[1]), data=some.reshape(-1))
+
+
+def forget_tensor(tensor: Tensor) -> None:
+    """Give back the memory that what was read of a tensor's file takes."""
+    if isinstance(tensor, IntegerTensor):
+        for part in (tensor.words, tensor.scales, tensor.zeros):
+            if part is not None:
+                forget(part)
+    else:
+        forget(tensor.data)
 
 
 def dequantize_channels(tensor: Tensor, channels: NDArray[np.int64]) -> NDArray[np.float32]:

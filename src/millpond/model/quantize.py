@@ -9,7 +9,7 @@ from millpond.load.affine import GROUP, AffineWeights
 
 TOP = np.float32(15)
 # The ends of a group's grid, as shares of the way from its mean to its least and largest weight, that are tried.
-SHRINKS = np.linspace(1.0, 0.7, 7, dtype=np.float32)
+SHRINKS = (1.0, 0.85)
 REFITS = 2
 
 

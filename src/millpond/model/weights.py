@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from millpond.errors import ConfigError, ModelFileError
 from millpond.kernels.matmul import BF16, F32_WEIGHTS, GROUP, U4, U8, UNIT
 from millpond.kernels.pack import (
-    COLUMNS_AT_ONCE,
     Form,
     Packed,
     empty_room,
+    pieces,
     put_affine,
     put_values,
     side_by_side,
@@ -25,6 +25,7 @@ from millpond.load.dequantize import (
     code_bits,
     dequantize,
     dequantize_channels,
+    forget_tensor,
     has_affine,
     take_rows,
     to_affine,
@@ -113,8 +114,9 @@ class Linear:
     def pack_into(self, layer: Packed) -> Iterator[int]:
         """Pack the weights into a layer of that form, some rows after some rows; gives how many bytes of it are new."""
         affine = layer.kind <= U8 and all(has_affine(each) for each in self.tensors)
-        for first in range(0, layer.columns, COLUMNS_AT_ONCE):
-            rows = self._order[first : first + COLUMNS_AT_ONCE]
+        order = self._order
+        for piece in pieces(layer.columns, layer.depth):
+            first, rows = piece.start, order[piece]
             try:
                 if affine or layer.kind == U4:
                     weights = self._affine(rows) if affine else quantize_4_bit(self._values(rows))
@@ -163,8 +165,8 @@ def load_weights(
 ) -> ModelWeights:
     """Pack every weight: integers where the tensor is quantised or is to be, bfloat16 where not, or all float32.
 
-    In memory are the packed weights and some rows of one tensor. progress hears of the packed bytes. Raises
-    ModelFileError naming the tensor that is missing, unknown, or not of the shape that the figures ask for, and
+    In memory are the packed weights and, of the file, what is read of one layer. progress hears of the packed bytes.
+    Raises ModelFileError naming the tensor that is missing, unknown, or not of the shape that the figures ask for, and
     ConfigError where a checkpoint that is to be quantised is so already.
     """
     linears = linear_layers(file, config)
@@ -177,6 +179,8 @@ def load_weights(
             if done - told >= TOLD_BYTES:
                 told = done
                 progress(done, weights.room.nbytes, f"packing {file.path.name}")
+        for tensor in linear.tensors:
+            forget_tensor(tensor)
     made_from = {id(place): linear for place, linear in zip(weights.packed, linears, strict=True)}
     return replace(weights, exact=tuple(made_from[id(each)].channels for each in weights.integer_layers))
 
