@@ -186,3 +186,20 @@ def gguf_metadata(
     writer.write_tensors_to_file()
     writer.close()
     return dict(open_gguf(path).metadata)
+
+
+def write_tiny_tokenizer(folder: Path, **settings: Any) -> Path:
+    """tokenizer.json and its settings for the vocabulary of `tiny_llama`, cut as its GGUF says."""
+    from tiny_llama import CHAT_TEMPLATE, MERGES, SPECIAL_TOKENS, vocabulary
+
+    tokens, _ = vocabulary()
+    written = skeleton(FAMILIES["smollm"])
+    written["model"] |= {"vocab": {token: i for i, token in enumerate(tokens)}, "merges": list(MERGES)}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    written["added_tokens"] = [{"id": i, "content": token, **flags} for i, token in enumerate(SPECIAL_TOKENS)]
+    (folder / "tokenizer.json").write_text(json.dumps(written), encoding="utf-8")
+    unknown, begin, end = SPECIAL_TOKENS
+    roles = {"unk_token": unknown, "bos_token": begin, "eos_token": end, "pad_token": end}
+    config = {**roles, "chat_template": CHAT_TEMPLATE, **settings}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder

@@ -151,10 +151,16 @@ def build_engine(
         scheduler=scheduler,
         runner=runner,
         tokenizer=tokenizer,
-        model_name=model if not Path(model).exists() else path.stem,
+        model_name=name_of(path) if Path(model).exists() else model,
         vocab_size=tokenizer.vocab_size,
         **engine_options,
     )
+
+
+def name_of(path: Path) -> str:
+    """What a model is called that has no other name: its file without the ending, or its folder."""
+    folder = path.parent if path.suffix == ".safetensors" else path
+    return folder.resolve().name if folder.is_dir() else path.stem
 
 
 def read_tokenizer(file: ModelFile) -> Tokenizer:
