@@ -155,7 +155,7 @@ def build_engine(
         scheduler=scheduler,
         runner=runner,
         tokenizer=tokenizer,
-        model_name=model if not Path(model).exists() else path.stem,
+        model_name=name_of(path) if Path(model).exists() else model,
         vocab_size=tokenizer.vocab_size,
         embedding_size=embedding_size(file, figures, notify),
         **engine_options,
@@ -168,6 +168,12 @@ def embedding_size(file: ModelFile, figures: ModelConfig, notify: Notify) -> int
     if pooling not in (None, LAST):
         notify(f"this model makes its embeddings by {pooling!r}, which is not supported ({LAST!r} is): it gives none")
     return figures.hidden_size if pooling == LAST else 0
+
+
+def name_of(path: Path) -> str:
+    """What a model is called that has no other name: its file without the ending, or its folder."""
+    folder = path.parent if path.suffix == ".safetensors" else path
+    return folder.resolve().name if folder.is_dir() else path.stem
 
 
 def read_tokenizer(file: ModelFile) -> Tokenizer:

@@ -73,13 +73,13 @@ def thread_facts(config: EngineConfig) -> list[Fact]:
 
 def model_facts(file: ModelFile, figures: ModelConfig) -> list[Fact]:
     """The figures of a model file."""
-    from millpond.build import read_tokenizer
+    from millpond.build import name_of, read_tokenizer
 
     tokenizer = read_tokenizer(file)
     kinds = Counter(tensor.type.name for tensor in file.tensors.values())
     num_parameters = sum(prod(tensor.shape) for tensor in file.tensors.values())
     return [
-        fact("name", file.metadata.get("general.name", file.path.stem)),
+        fact("name", file.metadata.get("general.name", name_of(file.path))),
         fact("file", str(file.path)),
         memory_fact("size_bytes", file.path.stat().st_size),
         fact("architecture", figures.architecture),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
-from itertools import groupby
 
 import tokenizers
 from tokenizers import AddedToken, Regex, normalizers
@@ -12,7 +11,7 @@ from tokenizers.models import BPE, Unigram
 
 from millpond.errors import ModelFileError
 from millpond.text.pre_tokenizers import WordSplit
-from millpond.text.vocabulary import SPACE, SPECIAL_TYPES, TokenType, Vocabulary
+from millpond.text.vocabulary import SPACE, SPECIAL_TYPES, Spelling, TokenType, Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +51,12 @@ def sentencepiece_bpe(
     vocabulary: Vocabulary, normalizing: Normalizing, added: Mapping[str, AddedToken]
 ) -> tokenizers.Tokenizer:
     """The merges are those that the scores imply. `added` says more of tokens that are found first, by their text."""
-    ids = {SPACE * len(token) if _is_spaces(token) else token: i for token, i in vocabulary.bpe_ids(True).items()}
+    runs = frozenset(_runs(vocabulary))
+    ids = {_written(token) if i in runs else token: i for token, i in vocabulary.bpe_ids(True).items()}
     unknown = vocabulary.unknown_id
     model = BPE(
         vocab=ids,
-        merges=list(implied_merges(vocabulary)),
+        merges=implied_merges(vocabulary),
         unk_token=None if unknown is None else vocabulary.tokens[unknown],
         fuse_unk=True,
         byte_fallback=vocabulary.has_bytes,
@@ -79,50 +79,51 @@ def sentencepiece_unigram(
     return backend
 
 
-def implied_merges(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
+def implied_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     """Every way to put an ordinary token together from two, the token of the highest score first.
 
-    Runs of spaces come before all: SentencePiece finds them before it merges, whatever their score.
+    Runs of spaces that are tokens of their own come before all: SentencePiece finds them before it merges.
     """
-    names = {token: token_id for token_id, token in enumerate(vocabulary.tokens) if _is_ordinary(vocabulary, token_id)}
-    runs = {SPACE * len(token): token_id for token, token_id in names.items() if _is_spaces(token)}
-    pieces = {token: token_id for token, token_id in names.items() if not _is_spaces(token)} | runs
-    for run in runs:
-        yield from _halves(run, pieces)
-    scores = vocabulary.scores
-    ranked = sorted((token for token in pieces if token not in runs), key=lambda token: -scores[pieces[token]])
-    for _, tied in groupby(ranked, key=lambda token: scores[pieces[token]]):
-        first, *others = tied
-        if not others:
-            yield from _halves(first, pieces)
-            continue
-        pairs = [pair for token in (first, *others) for pair in _halves(token, pieces)]
-        yield from sorted(pairs, key=lambda pair: (len(pair[0]), len(pair[1])), reverse=True)
+    runs = {_written(vocabulary.tokens[token_id]) for token_id in _runs(vocabulary)}
+    normal = vocabulary.ids_of(frozenset({TokenType.NORMAL}))
+    scores = {vocabulary.tokens[token_id]: vocabulary.scores[token_id] for token_id in normal}
+    pieces = scores.keys() | runs
+    merges = _halves(sorted(scores, key=lambda token: -scores[token]), pieces)
+    if len(set(scores.values())) < len(scores):  # of equal scores the longest parts, as in transformers
+        merges.sort(key=lambda pair: (-scores[pair[0] + pair[1]], -len(pair[0]), -len(pair[1])))
+    return _halves(sorted(runs, key=len), pieces) + merges
 
 
-def _is_ordinary(vocabulary: Vocabulary, token_id: int) -> bool:
-    kind = vocabulary.types[token_id]
-    return kind == TokenType.NORMAL or (kind == TokenType.USER_DEFINED and _is_spaces(vocabulary.tokens[token_id]))
+def _halves(tokens: Iterable[str], pieces: Set[str]) -> list[tuple[str, str]]:
+    """The pieces that each token can be cut into two of, the longest left part first; one plain loop over millions."""
+    merges: list[tuple[str, str]] = []
+    add = merges.append
+    for token in tokens:
+        for place in range(len(token) - 1, 0, -1):
+            left = token[:place]
+            if left in pieces:
+                right = token[place:]
+                if right in pieces:
+                    add((left, right))
+    return merges
 
 
-def _is_spaces(token: str) -> bool:
-    """Whether a token is a run of spaces, which some files write as they are."""
-    return token != "" and not token.strip(" ")
+def _runs(vocabulary: Vocabulary) -> list[int]:
+    """User-defined tokens of nothing but spaces, which some files write as they are, others as SentencePiece does."""
+    user_defined = vocabulary.ids_of(frozenset({TokenType.USER_DEFINED}))
+    return [i for i in user_defined if (token := vocabulary.tokens[i]) and not token.strip(" " + SPACE)]
 
 
-def _halves(token: str, pieces: dict[str, int]) -> Iterator[tuple[str, str]]:
-    """The longest left part first."""
-    for place in range(len(token) - 1, 0, -1):
-        left, right = token[:place], token[place:]
-        if left in pieces and right in pieces:
-            yield left, right
+def _written(run: str) -> str:
+    return SPACE * len(run)
 
 
 def _add(backend: tokenizers.Tokenizer, vocabulary: Vocabulary, described: Mapping[str, AddedToken]) -> None:
-    """Tokens that are found in the text before anything else. Runs of spaces are left to the merges."""
+    """Tokens that are found in the text before anything else. SentencePiece's runs of spaces are left to the merges."""
+    runs = frozenset(_runs(vocabulary)) if vocabulary.spelling is Spelling.SPACES else frozenset[int]()
     found = [
         described.get(token) or AddedToken(token, special=vocabulary.types[i] in SPECIAL_TYPES, normalized=False)
         for i in vocabulary.added_ids()
-        if (token := vocabulary.tokens[i]) and not _is_spaces(token)
+        if (token := vocabulary.tokens[i]) and i not in runs
     ]
     backend.add_tokens(found)

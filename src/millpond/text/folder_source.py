@@ -40,6 +40,10 @@ class _Settings:
             raise ModelFileError(f"{SETTINGS}: {ROLES[role]} must be a string, got {shown(content)}")
         return content
 
+    def special_texts(self) -> set[str]:
+        """The texts of the roles that it names."""
+        return {token for role in ROLES if (token := self.token(role)) is not None}
+
     def roles(self, ids: Mapping[str, int]) -> dict[str, int]:
         """The ids of the roles that it names. One whose token the vocabulary lacks is no role here."""
         named = {role: token for role in ROLES if (token := self.token(role)) is not None}
@@ -76,8 +80,8 @@ def _from_json(path: Path, settings: _Settings) -> TokenizerSource:
                     f"{SETTINGS} adds {shown(added.content)} as {token_id}, but the vocabulary of {path.name} makes it "
                     f"{backend.token_to_id(added.content)}"
                 )
-    named = {backend.id_to_token(token_id) for token_id in settings.roles(ids).values() if token_id not in known}
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in sorted(named)])
+    named = [token for token in ids if token in settings.special_texts() and ids[token] not in known]
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in named])
     vocabulary = _vocabulary(path.name, backend, spelling, settings)
     begin, end = _around(backend, vocabulary, settings)
     kind = f"{type(backend.model).__name__}, {'bytes' if spelling is Spelling.BYTES else 'SentencePiece'} ({path.name})"
@@ -177,7 +181,7 @@ def _from_pieces(path: Path, settings: _Settings) -> TokenizerSource:
 def _read_settings(folder: Path) -> _Settings:
     values = _read_object(folder / SETTINGS)
     added: dict[int, AddedToken] = {}
-    listed = values.get("added_tokens_decoder") or {}
+    listed = values.get("added_tokens_decoder", {})
     if not isinstance(listed, dict):
         raise ModelFileError(f"{SETTINGS}: added_tokens_decoder must be an object, got {shown(listed)}")
     for key, token in listed.items():
