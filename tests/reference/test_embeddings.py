@@ -7,12 +7,12 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from millpond.build import build_engine
 from millpond.config import EngineConfig
 from millpond.core.sampling import SamplingParams
-from tiny_models import TINY, tiny_model
+from tiny_models import TINY, tiny_model, write_safetensors
+from tiny_tokenizers import write_tiny_tokenizer
 
 pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
@@ -50,14 +50,14 @@ def test_a_gguf_gives_the_embeddings_of_transformers(name, tmp_path):
 
 
 def test_a_folder_of_the_inner_model_alone_gives_the_embeddings_of_transformers(tmp_path):
-    from tiny_tokenizers import write_tokenizer
-
+    """So the weights of Qwen3-Embedding are named: without "model." in front."""
     tiny = tiny_model(**TINY["qwen3"])
     folder = tiny.write_folder(tmp_path / "folder")
     expected = expected_of(folder)
-    tensors = load_file(folder / "model.safetensors")
-    save_file({name.removeprefix("model."): value for name, value in tensors.items()}, folder / "model.safetensors")
+    arrays = {name.removeprefix("model."): values for name, values in tiny.arrays.items() if name != "lm_head.weight"}
+    (folder / "config.json").write_text(json.dumps({**tiny.config, "tie_word_embeddings": True}))
+    write_safetensors(folder / "model.safetensors", arrays)
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
-    write_tokenizer(folder)
+    write_tiny_tokenizer(folder)
     np.testing.assert_allclose(embeddings_of(folder), expected, atol=1e-5)
