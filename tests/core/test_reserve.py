@@ -92,6 +92,14 @@ def test_a_refusal_holds_for_some_steps_unless_an_output_ends():
     assert len(looks) == 4
 
 
+def test_a_refusal_keeps_its_own_blocks_whoever_is_asked_about_in_between():
+    reserve = taught([60] * WINDOW, 40)
+    refused = chosen(reserve, crowd(5, 10))
+    assert refused > 0
+    assert reserve.choose(running_request("other", 4, 0), 1, 1, 40, []) == 0  # who is let in
+    assert (chosen(reserve, crowd(5, 10)), reserve.blocks) == (refused, refused)
+
+
 def test_a_roomy_pool_needs_no_forecast(monkeypatch):
     monkeypatch.setattr(AutoReserve, "_peak", lambda *arguments: pytest.fail("looked ahead"))
     assert chosen(taught([40] * WINDOW, 1000), crowd(5, 20)) == 0
