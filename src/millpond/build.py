@@ -14,7 +14,7 @@ from typing import Any
 from llvmlite import binding
 from numba.core import event
 
-from millpond.config import EngineConfig
+from millpond.config import PREFIX_DIR_BYTES, EngineConfig
 from millpond.core.block_pool import blocks_for_length
 from millpond.core.disk_prefixes import DiskPrefixes
 from millpond.core.reserve import make_reserve
@@ -161,7 +161,8 @@ def open_disk(
     Raises ConfigError for a folder that cannot be had or written to.
     """
     form = BlockFormat(_identity(model, config), config.block_size, runner.block_bytes)
-    store = PrefixStore(folder, form, most_bytes=config.prefix_dir_size, read_block=runner.read_block, clock=clock)
+    most_bytes = config.prefix_dir_size or PREFIX_DIR_BYTES
+    store = PrefixStore(folder, form, most_bytes=most_bytes, read_block=runner.read_block, clock=clock)
     return DiskPrefixes(store, config.block_size, clock)
 
 

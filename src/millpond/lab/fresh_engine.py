@@ -30,8 +30,8 @@ def engine_over(
     With a drafter, no more rows than the base's runner has room for may sample in a step. They share the runner's K/V,
     so only one of them may have work at a time, and one with a prefix cache is of no more use once another has worked.
     """
-    settings = {"watermark_blocks": 0, "prefix_cache": prefix_cache, "prefix_dir": None, **sizes}
-    config = dataclasses.replace(base.config, **settings)
+    settings = {"watermark_blocks": 0, "prefix_cache": prefix_cache, "prefix_dir": None, "prefix_dir_size": None}
+    config = dataclasses.replace(base.config, **{**settings, **sizes})
     return Engine(
         config=config,
         scheduler=make_scheduler(
