@@ -17,8 +17,9 @@ REMEDY = 'a trace (--trace) has a line {"arrival": seconds, "prompt_tokens": n, 
 def read_trace(path: Path) -> tuple[WorkloadRequest, ...]:
     """The requests of a file with a line {"arrival": seconds, "prompt_tokens": n, "output_tokens": n} for each.
 
-    In order of arrival, counted from the first one's; "priority" and "tenant" may be there too and may be null,
-    other keys are left alone. A prompt repeats one token, the number of its line among the requests. Raises ConfigError naming the line.
+    In order of arrival, counted from the first one's; "priority" and "tenant" may be there too, and may be null, and
+    other keys are left alone. A prompt repeats one token, the number of its line among the requests. Raises ConfigError
+    naming the line.
     """
     requests: list[WorkloadRequest] = []
     num_tokens = 0
