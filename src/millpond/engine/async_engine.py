@@ -67,6 +67,7 @@ class AsyncEngine:
         self._inbox: list[EngineRequest | Abort] = []
         self._wake = threading.Condition()
         self._stopping = False
+        self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="millpond-engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: dict[str, Call] = {}
@@ -121,7 +122,10 @@ class AsyncEngine:
         self._thread.start()
 
     async def shutdown(self, timeout: float = JOIN_SECONDS) -> None:
-        """Stop after the step in progress, waiting for it at most timeout seconds. Callers get EngineDeadError."""
+        """Stop after the step in progress and let the disk be written to its end, for at most timeout seconds.
+
+        Callers get EngineDeadError.
+        """
         self._fail_all(EngineDeadError("the engine is shutting down"))
         if self._alarm is not None:
             self._alarm.cancel()
@@ -131,7 +135,10 @@ class AsyncEngine:
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, timeout)
         if self._thread.is_alive():
-            logger.error("the step in progress has not ended in %g s; the engine's thread is left behind", timeout)
+            what = "writing prefixes to disk" if self._is_closing else "the step in progress"
+            num = self._engine.num_unwritten
+            and_so = f", and {num} blocks of K/V are not on disk" if num else ""
+            logger.error("%s has not ended in %g s; the engine's thread is left behind%s", what, timeout, and_so)
 
     def check_alive(self) -> None:
         """Raise EngineDeadError when no request would be served."""
@@ -314,6 +321,7 @@ class AsyncEngine:
                 if items or admitted:
                     self._post(items, admitted)
             self._engine.abort_all()
+            self._is_closing = True
             self._engine.close()
         except BaseException as error:
             request_ids = ", ".join(self._engine.unfinished_ids)

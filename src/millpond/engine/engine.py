@@ -159,6 +159,11 @@ class Engine:
         if self.scheduler.disk is not None:
             self.scheduler.disk.close()
 
+    @property
+    def num_unwritten(self) -> int:
+        """Blocks that are to be kept on disk and are not there yet."""
+        return 0 if self.scheduler.disk is None else self.scheduler.disk.store.num_unwritten
+
     def _new_auditor(self) -> Auditor | None:
         return Auditor(self.scheduler) if self.config.audit else None
 
