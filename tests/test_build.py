@@ -180,6 +180,13 @@ def test_the_schedulers_reserve_is_fixed_unless_it_is_to_choose_itself(build_sma
     assert given.watermark_blocks == 3
 
 
+@pytest.mark.parametrize(("size", "most_bytes"), [(None, 4 * 2**30), (2**20, 2**20)])
+def test_the_folder_of_prefixes_holds_what_the_config_says(build_small, tmp_path, size, most_bytes):
+    engine = build_small(replace(SMALL, prefix_dir=tmp_path / "prefixes", prefix_dir_size=size))
+    assert engine.scheduler.disk.store._folder.most_bytes == most_bytes
+    engine.close()
+
+
 def test_the_schedulers_pool_and_the_runners_cache_have_the_same_size(build_small):
     engine = build_small(replace(SMALL, block_size=32, max_model_len=64))
     assert engine.scheduler.pool.num_blocks == 8

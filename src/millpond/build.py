@@ -14,15 +14,14 @@ from typing import Any
 from llvmlite import binding
 from numba.core import event
 
-from millpond.config import EngineConfig
-from millpond.core.block_pool import blocks_for_length, resolve_watermark_blocks
+from millpond.config import PREFIX_DIR_BYTES, EngineConfig
+from millpond.core.block_pool import blocks_for_length
 from millpond.core.disk_prefixes import DiskPrefixes
-from millpond.core.policies import make_policy
-from millpond.core.reserve import AutoReserve
-from millpond.core.scheduler import Scheduler
+from millpond.core.reserve import make_reserve
 from millpond.core.speculation import PromptLookup
 from millpond.core.step import Clock
 from millpond.engine.engine import Engine
+from millpond.engine.scheduling import make_scheduler
 from millpond.errors import ConfigError, ModelFileError
 from millpond.kernels.attention import BLOCK
 from millpond.kernels.cache import SOURCE_FOLDERS, source_hash
@@ -89,8 +88,8 @@ def plan_pool(figures: ModelConfig, config: EngineConfig, available: int) -> Poo
             f"a pool of {num_blocks} blocks takes {num_blocks * block_bytes} bytes, but {available} are available; "
             f"give the pool less (kv_memory)"
         )
-    reserve = resolve_watermark_blocks(num_blocks, config.watermark, config.watermark_blocks)
-    return PoolPlan(num_blocks, config.block_size, block_bytes, reserve, max_model_len, reason)
+    reserve = make_reserve(num_blocks, config.block_size, config.watermark, config.watermark_blocks)
+    return PoolPlan(num_blocks, config.block_size, block_bytes, reserve.blocks, max_model_len, reason)
 
 
 def _num_blocks(config: EngineConfig, max_model_len: int, block_bytes: int, available: int) -> tuple[int, str]:
@@ -137,17 +136,10 @@ def build_engine(
     if config.prefix_dir is not None:
         check_writable(config.prefix_dir)
     runner = _build_runner(file, figures, config, plan, tokenizer.vocab_size, cache_dir, notify)
-    scheduler = Scheduler(
-        num_blocks=plan.num_blocks,
-        block_size=plan.block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=plan.max_model_len,
-        watermark_blocks=plan.watermark_blocks,
-        reserve=AutoReserve(plan.num_blocks, plan.block_size) if config.chooses_reserve else None,
-        drafter=PromptLookup(config.speculative_tokens) if config.speculative == "ngram" else None,
+    scheduler = make_scheduler(
+        config,
         prefix_cache=config.prefix_cache,
-        policy=make_policy(config.policy, dict(config.tenant_weights)),
+        drafter=PromptLookup(config.speculative_tokens) if config.speculative == "ngram" else None,
         disk=None if config.prefix_dir is None else open_disk(config.prefix_dir, path, config, runner),
     )
     return Engine(
@@ -169,7 +161,8 @@ def open_disk(
     Raises ConfigError for a folder that cannot be had or written to.
     """
     form = BlockFormat(_identity(model, config), config.block_size, runner.block_bytes)
-    store = PrefixStore(folder, form, most_bytes=config.prefix_dir_size, read_block=runner.read_block, clock=clock)
+    most_bytes = config.prefix_dir_size or PREFIX_DIR_BYTES
+    store = PrefixStore(folder, form, most_bytes=most_bytes, read_block=runner.read_block, clock=clock)
     return DiskPrefixes(store, config.block_size, clock)
 
 

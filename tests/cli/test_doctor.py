@@ -147,4 +147,4 @@ def test_as_many_slots_as_the_server_may_have_can_be_asked_about(model, capsys):
 
 def test_a_setting_that_the_engine_would_refuse_is_refused_here_too(model, capsys):
     assert run(["doctor", str(model), "--max-model-len", "9999"], {}) == 1
-    assert "error: max_model_len is 9999" in capsys.readouterr().err
+    assert "error: --max-model-len is 9999" in capsys.readouterr().err

@@ -323,3 +323,19 @@ def test_a_reading_that_nobody_wants_any_more_ends(tmp_path):
     assert reading.wait(SECONDS)
     store.close()
     store.close()  # twice does no harm
+
+
+def test_two_servers_may_write_the_same_block_at_the_same_time(tmp_path, monkeypatch):
+    one, other = open_store(tmp_path), open_store(tmp_path)
+    replace, between = os.replace, [lambda: other._folder.write(block(3).key, 0, b"same bytes")]
+
+    def replace_later(*paths):
+        if between:
+            between.pop()()
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", replace_later)
+    one._folder.write(block(3).key, 0, b"same bytes")
+    assert [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()] == [b"same bytes"]
+    one.close()
+    other.close()

@@ -52,6 +52,13 @@ def parse_watermark(given: str | float) -> float | str:
         raise typer.BadParameter(f"{given[:40]!r} is neither a share such as 0.01 nor {AUTO}") from None
 
 
+def parse_folder(text: str) -> Path:
+    """A folder's path, which is not empty: that would be whatever folder one is in."""
+    if not str(text).strip():
+        raise typer.BadParameter("the name of the folder is empty: name one, or leave the option out")
+    return Path(text)
+
+
 def parse_port(text: str) -> int:
     """A port number; 0 stands for any free one."""
     if not str(text).isdecimal() or not 0 <= int(text) <= 65535:
@@ -111,6 +118,8 @@ def parse_weights(given: Sequence[str] | None) -> tuple[tuple[str, float], ...]:
     weights: dict[str, float] = {}
     for text in given or ():
         tenant, is_pair, number = text.rpartition("=")
+        if tenant in weights:
+            raise typer.BadParameter(f"{tenant[:40]!r} has two weights: give it one", param_hint="'--tenant-weight'")
         try:
             weights[tenant] = float(number if is_pair else "")
         except ValueError:
@@ -183,13 +192,16 @@ PrefixCache = Annotated[
 PrefixDir = Annotated[
     Path | None,
     typer.Option(
-        "--cache-dir", metavar="DIR", help="Keep that K/V in a folder too, across restarts [default: in memory alone]"
+        "--cache-dir",
+        parser=parse_folder,
+        metavar="DIR",
+        help="Keep that K/V in a folder too, across restarts [default: in memory alone]",
     ),
 ]
 PrefixDirSize = Annotated[
-    int,
+    int | None,
     typer.Option(
-        "--cache-dir-size", parser=parse_memory, metavar="SIZE", help="Most that the folder may hold, such as 4G."
+        "--cache-dir-size", parser=parse_memory, metavar="SIZE", help="Most that the folder may hold [default: 4G]"
     ),
 ]
 Speculative = Annotated[

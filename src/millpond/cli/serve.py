@@ -121,7 +121,7 @@ def serve(
     isa: Isa = DEFAULTS.isa,
     prefix_cache: PrefixCache = DEFAULTS.prefix_cache,
     prefix_dir: PrefixDir = None,
-    prefix_dir_size: PrefixDirSize = DEFAULTS.prefix_dir_size,
+    prefix_dir_size: PrefixDirSize = None,
     speculative: Speculative = DEFAULTS.speculative,
     speculative_tokens: SpeculativeTokens = DEFAULTS.speculative_tokens,
     policy: Policy = DEFAULTS.policy,
@@ -155,8 +155,11 @@ def serve(
 def _serve(given: dict[str, Any], settings: Settings) -> None:
     config, load = EngineConfig(**_of(EngineConfig, given)), LoadLimits(**_of(LoadLimits, given))
     server_config = ServerConfig(**_of(ServerConfig, given))
+    from millpond.serve.tenants import check_tenants
+
     host, port, model = given["host"], given["port"], given["model"]
     check_server(host, port, server_config)
+    check_tenants([tenant for tenant, _ in config.tenant_weights], len(server_config.api_keys))
     engine = loading.open_engine(model, config, settings)
     listen(engine, host, port, given["served_model_name"] or model, server_config, load, given["log_format"])
 

@@ -20,7 +20,7 @@ from millpond.core.step import Clock, StepStats
 from millpond.engine.call import MOST_DEADLINE_MS, Call, EngineRequest, Item, Mailbox, Refusal
 from millpond.engine.deadlines import Deadlines, Expiries, Limit, missed_deadline
 from millpond.engine.engine import Engine
-from millpond.engine.estimate import Estimate, Speed
+from millpond.engine.estimate import Estimate, estimate
 from millpond.engine.limits import RequestLimits
 from millpond.engine.metrics import EngineMetrics
 from millpond.engine.outputs import RequestOutput
@@ -73,7 +73,6 @@ class AsyncEngine:
         self._room = WaitingRoom(self.load, engine.config.max_num_seqs)
         self._deadlines = Deadlines()
         self._expiries = Expiries()
-        self._speed = Speed()
         self._alarm: asyncio.TimerHandle | None = None
         self._dead: EngineDeadError | None = EngineDeadError("the engine has not started")
         self._step_began: float | None = None
@@ -186,11 +185,11 @@ class AsyncEngine:
         for request in requests:
             if request.deadline_ms is None:
                 continue
-            estimate = self._estimate(now, request)
-            if 1000 * estimate.seconds > request.deadline_ms:
+            expected = self._estimate(now, request)
+            if 1000 * expected.seconds > request.deadline_ms:
                 self.metrics.turned_away["deadline_unreachable"] += 1
                 raise DeadlineError(
-                    f"the answer could not be there within deadline_ms {request.deadline_ms}: {estimate}"
+                    f"the answer could not be there within deadline_ms {request.deadline_ms}: {expected}"
                 )
 
     def _estimate(self, now: float, request: EngineRequest) -> Estimate:
@@ -208,7 +207,14 @@ class AsyncEngine:
         num_running = min(self._room.num_inside, config.max_num_seqs - 1)
         counters = self._engine.scheduler.counters
         found = counters.hit_tokens / max(1, counters.queried_tokens)  # of other prompts, in the prefix cache
-        return self._speed.estimate(waiting, (1.0 - found) * num_prompt_tokens, num_tokens, num_running, tokens_a_step)
+        return estimate(
+            self._engine.prices,
+            waiting,
+            (1.0 - found) * num_prompt_tokens,
+            num_tokens,
+            num_running=num_running,
+            tokens_a_step=tokens_a_step,
+        )
 
     def _num_before(self, request: EngineRequest) -> int:
         """How many of those who wait go before it for sure, by the policy."""
@@ -358,7 +364,6 @@ class AsyncEngine:
 
     def _observe(self, stats: StepStats) -> None:
         self.last_step = stats
-        self._speed.note(stats)
         if self._observer is not None:
             self._observer(stats)
 

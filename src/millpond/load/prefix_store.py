@@ -76,7 +76,8 @@ class PrefixStore:
     ) -> None:
         if most_bytes < form.num_bytes:
             raise ConfigError(
-                f"the folder of prefixes may hold {most_bytes} bytes, but one block takes {form.num_bytes}"
+                f"the folder of prefixes may hold {most_bytes} bytes, but one block takes {form.num_bytes}: raise "
+                "prefix_dir_size"
             )
         self.counters = DiskCounters()
         self._form = form
