@@ -131,11 +131,7 @@ def build_engine(
         notify(f"fetching {model} ...")
     path = resolve(model)
     file, figures = open_checkpoint(path)
-    if not isinstance(file, GGUFFile):
-        raise ModelFileError(
-            f"{path.name}: the tokenizer beside a safetensors file cannot be read yet; take a GGUF file"
-        )
-    tokenizer = Tokenizer.from_gguf(file.metadata)
+    tokenizer = read_tokenizer(file)
     config, plan = _settle(figures, config or EngineConfig())
     if config.prefix_dir is not None:
         check_writable(config.prefix_dir)
@@ -158,10 +154,21 @@ def build_engine(
         scheduler=scheduler,
         runner=runner,
         tokenizer=tokenizer,
-        model_name=model if not Path(model).exists() else path.stem,
+        model_name=name_of(path) if Path(model).exists() else model,
         vocab_size=tokenizer.vocab_size,
         **engine_options,
     )
+
+
+def name_of(path: Path) -> str:
+    """What a model is called that has no other name: its file without the ending, or its folder."""
+    folder = path.parent if path.suffix == ".safetensors" else path
+    return folder.resolve().name if folder.is_dir() else path.stem
+
+
+def read_tokenizer(file: ModelFile) -> Tokenizer:
+    """The tokenizer that a GGUF file carries, or that lies beside a safetensors file."""
+    return Tokenizer.from_gguf(file.metadata) if isinstance(file, GGUFFile) else Tokenizer.from_folder(file.path.parent)
 
 
 def open_disk(
