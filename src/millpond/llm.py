@@ -12,7 +12,7 @@ from numbers import Integral
 from typing import Any, Self, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from millpond.config import EngineConfig
 from millpond.core.request import FinishReason
@@ -90,7 +90,9 @@ class LLM:
         # Here and not above: build.py brings in numba, which the control plane does without.
         from millpond.build import build_engine
 
-        self._take(build_engine(model, EngineConfig(**settings), notify=_tell))
+        with _packing_bar() as progress:
+            engine = build_engine(model, EngineConfig(**settings), notify=_tell, progress=progress)
+        self._take(engine)
 
     @classmethod
     def from_engine(cls, engine: Engine) -> LLM:
@@ -272,6 +274,20 @@ def _progress_bar(num_prompts: int, wanted: bool | None) -> Iterator[Callable[[R
             bar.update(task, advance=output.finish_reason is not None, tokens=tokens)
 
         yield advance
+
+
+@contextmanager
+def _packing_bar() -> Iterator[Callable[..., None]]:
+    """A bar over the bytes of weights that are packed, on a terminal only."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None, visible=False)
+
+        def report(done_bytes: int, total_bytes: int | None, what: str) -> None:
+            bar.update(task, completed=done_bytes, total=total_bytes, description=what, visible=True)
+
+        yield report
 
 
 def _tell(line: str) -> None:

@@ -30,8 +30,15 @@ def test_a_folder_of_several_lists_them(tmp_path):
 
 
 def test_a_folder_of_none_says_what_can_be_read(tmp_path):
-    with pytest.raises(ModelNotFoundError, match=r"has no \.gguf file; GGUF is the format"):
+    with pytest.raises(ModelNotFoundError, match=r"has no \.gguf file, and no config\.json beside safetensors"):
         resolve(str(tmp_path))
+
+
+def test_a_folder_of_hugging_face_resolves_to_itself_unless_it_has_a_gguf_file(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve(str(tmp_path)) == find(str(tmp_path)) == tmp_path
+    (tmp_path / "a.gguf").write_bytes(b"")
+    assert resolve(str(tmp_path)) == tmp_path / "a.gguf"
 
 
 def test_a_known_name_resolves_to_its_file_and_fetches_it_once(registry, cache):
