@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from millpond.load.block_file import BlockFormat
 from millpond.load.gguf import GGUFFile
 from millpond.load.prefix_folder import check_writable
 from millpond.load.prefix_store import PrefixStore
+from millpond.load.progress import Progress, ignore
 from millpond.load.store import default_cache_dir, find, resolve
 from millpond.machine import available_memory
 from millpond.model.arrays import kv_block_bytes, kv_storage
@@ -115,13 +116,15 @@ def build_engine(
     *,
     notify: Notify = lambda line: None,
     cache_dir: Path | None = None,
+    progress: Progress = ignore,
     **engine_options: Any,
 ) -> Engine:
     """An engine that is ready to serve: weights packed or read as they were packed before, pool allocated, kernels
     compiled or loaded.
 
     model is a known name, a file, a folder or org/repo[:file]. cache_dir, where packed weights are kept, is the user's
-    cache folder unless given. engine_options go to Engine (clock, observer).
+    cache folder unless given. progress hears of weights that are being packed. engine_options go to Engine (clock,
+    observer).
     Raises ModelNotFoundError, ModelFileError, DownloadError or ConfigError.
     """
     if find(model) is None:
@@ -136,7 +139,7 @@ def build_engine(
     config, plan = _settle(figures, config or EngineConfig())
     if config.prefix_dir is not None:
         check_writable(config.prefix_dir)
-    runner = _build_runner(file, figures, config, plan, tokenizer.vocab_size, cache_dir, notify)
+    runner = _build_runner(file, figures, config, plan, tokenizer.vocab_size, cache_dir, notify, progress)
     scheduler = Scheduler(
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
@@ -148,7 +151,7 @@ def build_engine(
         drafter=PromptLookup(config.speculative_tokens) if config.speculative == "ngram" else None,
         prefix_cache=config.prefix_cache,
         policy=make_policy(config.policy, dict(config.tenant_weights)),
-        disk=None if config.prefix_dir is None else open_disk(config.prefix_dir, path, config, runner),
+        disk=None if config.prefix_dir is None else open_disk(config.prefix_dir, file.paths, config, runner),
     )
     return Engine(
         config=config,
@@ -162,25 +165,28 @@ def build_engine(
 
 
 def open_disk(
-    folder: Path, model: Path, config: EngineConfig, runner: ModelRunner, clock: Clock = time.monotonic
+    folder: Path, model: Sequence[Path], config: EngineConfig, runner: ModelRunner, clock: Clock = time.monotonic
 ) -> DiskPrefixes:
-    """The prefixes of a model that a folder keeps. config is the engine's, its open sizes filled in.
+    """The prefixes of a model, known by its files, that a folder keeps. config is the engine's, its sizes filled in.
 
     Raises ConfigError for a folder that cannot be had or written to.
     """
-    form = BlockFormat(_identity(model, config), config.block_size, runner.block_bytes)
+    form = BlockFormat(_identity(model, runner.config, config), config.block_size, runner.block_bytes)
     store = PrefixStore(folder, form, most_bytes=config.prefix_dir_size, read_block=runner.read_block, clock=clock)
     return DiskPrefixes(store, config.block_size, clock)
 
 
-def _identity(model: Path, config: EngineConfig) -> bytes:
+def _identity(model: Sequence[Path], figures: ModelConfig, config: EngineConfig) -> bytes:
     """A digest of all that the bits of K/V depend on: the model, how it is computed, the code, and the processor that
     the code is compiled for."""
     processor = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
     code = source_hash((*SOURCE_FOLDERS, "load"))
-    with model.open("rb") as source:
-        content = hashlib.file_digest(source, "sha256").hexdigest()
-    parts = content, config.dtype, config.kv_type, config.isa, config.block_size, code, *processor
+    content = []
+    for path in model:
+        with path.open("rb") as source:
+            content.append(hashlib.file_digest(source, "sha256").hexdigest())
+    how = config.dtype, config.quantize, config.kv_type, config.isa, config.block_size
+    parts = content, figures, how, code, *processor
     return hashlib.sha256(repr(parts).encode()).digest()
 
 
@@ -227,6 +233,7 @@ def _build_runner(
     vocab_size: int,
     cache_dir: Path | None,
     notify: Notify,
+    progress: Progress = ignore,
 ) -> ModelRunner:
     if vocab_size > figures.vocab_size:
         raise ModelFileError(
@@ -234,7 +241,15 @@ def _build_runner(
         )
     folder = (cache_dir or default_cache_dir()) / "packed"
     weights, keep = packed_weights(
-        file, figures, config.dtype, config.kv_dtype, isa=config.isa, folder=folder, notify=notify
+        file,
+        figures,
+        config.dtype,
+        config.kv_dtype,
+        isa=config.isa,
+        folder=folder,
+        notify=notify,
+        quantize=config.quantize,
+        progress=progress,
     )
     runner = _new_runner(figures, weights, config, plan, vocab_size, notify)
     keep(runner.outliers)

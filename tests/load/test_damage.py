@@ -13,6 +13,7 @@ import zipfile
 import numpy as np
 import pytest
 
+import quantised_folders
 from gguf_writer import string
 from millpond.errors import ModelFileError
 from millpond.model.checkpoint import open_checkpoint
@@ -59,7 +60,23 @@ def write_plain(folder):
     return tiny_model("gemma3_text", layers=1).write_folder(folder, "F16")
 
 
-WRITERS = {"gguf": write_gguf, "safetensors": write_plain, "sharded": write_sharded}
+def write_gptq(folder):
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": False}
+    return quantised_folders.Checkpoint(config, quantised_folders.gptq).write(folder)
+
+
+def write_compressed(folder):
+    config = quantised_folders.compressed_config("int-quantized", 8, 0)
+    return quantised_folders.Checkpoint(config, quantised_folders.int8, bits=8, group=0, symmetric=True).write(folder)
+
+
+WRITERS = {
+    "gguf": write_gguf,
+    "safetensors": write_plain,
+    "sharded": write_sharded,
+    "gptq": write_gptq,
+    "compressed": write_compressed,
+}
 
 
 class Vandal:

@@ -291,10 +291,6 @@ def test_tensors_that_overlap_are_refused_with_both_names(tmp_path):
     assert "inside tensor 'early', which ends at" in message
 
 
-def test_one_part_of_a_split_model_is_refused(tmp_path):
-    assert "split into 3" in refusal(tmp_path, assemble([pair("split.count", Typed(writer.UINT16, 3))]))
-
-
 def test_a_long_name_is_cut_and_escaped_in_the_message(tmp_path):
     message = refusal(tmp_path, with_tensor("\x1b[31m\n" + "x" * 5000, offset=8))
     assert len(message) < 250

@@ -33,11 +33,13 @@ def fetch_model(model: str, settings: Settings) -> Path:
 
 def open_engine(model: str, config: EngineConfig, settings: Settings) -> Engine:
     """An engine that is ready to serve the model."""
+    from millpond.cli.progress import download_bar
+
     path = fetch_model(model, settings)
-    with setting_up():
+    with setting_up(), download_bar() as progress:
         from millpond.build import build_engine
 
-        return build_engine(str(path), config, notify=notify, cache_dir=settings.cache_folder)
+        return build_engine(str(path), config, notify=notify, cache_dir=settings.cache_folder, progress=progress)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from millpond.config import AUTO, DTYPES, KV_DTYPES, POLICIES, SPECULATIVE, EngineConfig
+from millpond.config import AUTO, DTYPES, KV_DTYPES, POLICIES, QUANTIZE, SPECULATIVE, EngineConfig
 
 DEFAULT_MODEL = "smollm2"
 PICTURES = (".png", ".svg", ".pdf")
@@ -134,6 +134,14 @@ KVDtype = Annotated[
         "--kv-dtype",
         metavar="|".join(KV_DTYPES),
         help="Keys and values as --dtype has them, or in 8 bits: about twice as many tokens in the same memory.",
+    ),
+]
+Quantize = Annotated[
+    str,
+    typer.Option(
+        "--quantize",
+        metavar="|".join(QUANTIZE),
+        help="Pack a checkpoint that is not quantised in 8 bits, or its layers in 4, as it is loaded.",
     ),
 ]
 MaxModelLen = Annotated[

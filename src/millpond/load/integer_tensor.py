@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +34,8 @@ class Layout(Enum):
 class IntegerTensor:
     """w[n, k] = scale[n, g] * (code[n, k] - zero[n, g]), g = k // group.
 
-    shape: (N, K). words, zeros: as their layout says, zeros None where all are zero; scales: float32, as theirs says.
-    rows, inputs: which rows and which columns are meant, None for all.
+    shape: (N, K). words, scales and zeros lie as the layout says; scales: float16, float32 or bfloat16 bits (uint16);
+    zero is added to zeros, or is all of them where there are none. rows: which rows are meant, None for all.
     """
 
     name: str
@@ -42,8 +43,8 @@ class IntegerTensor:
     layout: Layout
     bits: int
     group: int
-    words: NDArray[np.generic]
-    scales: NDArray[np.float32]
+    words: NDArray[Any]
+    scales: NDArray[np.generic]
     zeros: NDArray[np.uint32] | None
     zero: int
     rows: NDArray[np.int64] | None = None
@@ -92,16 +93,30 @@ class IntegerTensor:
         """float32 [N, groups] each."""
         rows, each = self._outputs(), 32 // self.bits
         by_row = self.layout in (Layout.ROWS, Layout.BYTES)
-        scales = self.scales[np.ix_(rows, groups)] if by_row else self.scales[np.ix_(groups, rows)].T
+        scales = float32(self.scales[np.ix_(rows, groups)] if by_row else self.scales[np.ix_(groups, rows)].T)
         if not np.isfinite(scales).all():
             raise ModelFileError(f"tensor {self.name!r} ({self.kind}) has a scale that is not finite: it is damaged")
         if self.zeros is None:
             return scales, np.full(scales.shape, self.zero, np.float32)
         places = AWQ_PLACES[rows % each] if self.layout is Layout.AWQ else rows % each
         words = self.zeros[np.ix_(rows // each, groups)].T if by_row else self.zeros[np.ix_(groups, rows // each)]
-        return scales, (self._cut(words, places).T + np.float32(self.zero)).astype(np.float32)
+        zeros = self._cut(words, places).T
+        if self.zero and zeros.max(initial=0) + self.zero >> self.bits:
+            raise ModelFileError(
+                f"tensor {self.name!r} ({self.kind}) has a zero of {(1 << self.bits) - 1} and {self.zero} more, which "
+                f"is no code of {self.bits} bits; readers of the format differ in what it means"
+            )
+        return scales, (zeros + np.float32(self.zero)).astype(np.float32)
 
-    def _cut(self, words: NDArray[np.generic], places: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def _cut(self, words: NDArray[Any], places: NDArray[np.int64]) -> NDArray[np.uint8]:
         """The codes at these places of the words of each column."""
         shifts = (places * self.bits).astype(np.uint32)
-        return ((words >> shifts) & np.uint32((1 << self.bits) - 1)).astype(np.uint8)
+        codes: NDArray[np.uint8] = ((words >> shifts) & np.uint32((1 << self.bits) - 1)).astype(np.uint8)
+        return codes
+
+
+def float32(values: NDArray[np.generic]) -> NDArray[np.float32]:
+    """float16, float32 or bfloat16 bits as float32."""
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32)

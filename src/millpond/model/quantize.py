@@ -47,9 +47,7 @@ def _fit(groups: NDArray[np.float32], first: NDArray[np.float32], last: NDArray[
     return codes.astype(np.uint8), scale, offset, errors
 
 
-def _codes(
-    groups: NDArray[np.float32], scale: NDArray[np.float32], offset: NDArray[np.float32]
-) -> NDArray[np.float32]:
+def _codes(groups: NDArray[np.float32], scale: NDArray[np.float32], offset: NDArray[np.float32]) -> NDArray[np.float32]:
     inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > np.finfo(np.float32).tiny)
     return np.clip(np.rint((groups - offset[:, None]) * inverse[:, None]), 0, TOP)
 
