@@ -11,7 +11,7 @@ MAGICS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  # 
 
 
 def refuse_pickle(path: Path) -> None:
-    """Raise ModelFileError for a file that is pickled by its first bytes, or for a folder with nothing but such files."""
+    """Raise ModelFileError for a file that is pickled by its first bytes, or a folder with nothing but such files."""
     if path.is_dir():
         files = sorted(each for each in path.iterdir() if each.is_file())
         pickled = [each for each in files if each.suffix.lower() in SUFFIXES]
