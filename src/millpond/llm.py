@@ -81,14 +81,15 @@ class Completion:
 class LLM:
     """A model for offline use: `LLM("smollm2").generate(["Once upon a time"], SamplingParams(max_tokens=32))`.
 
-    model is a known name, a file, a folder or a repository; the keyword arguments are those of EngineConfig.
+    model is a known name, a file, a folder or a repository; chat_template, a template or its file, takes the place of
+    the model's own; the other keyword arguments are those of EngineConfig.
     """
 
-    def __init__(self, model: str = "smollm2", **settings: Any) -> None:
+    def __init__(self, model: str = "smollm2", *, chat_template: str | None = None, **settings: Any) -> None:
         # Here and not above: build.py brings in numba, which the control plane does without.
         from millpond.build import build_engine
 
-        self._take(build_engine(model, EngineConfig(**settings), notify=_tell))
+        self._take(build_engine(model, EngineConfig(**settings), notify=_tell, chat_template=chat_template))
 
     @classmethod
     def from_engine(cls, engine: Engine) -> LLM:
@@ -130,8 +131,7 @@ class LLM:
         completions = []
         for conversation in _as_conversations(messages):
             text = self.engine.chat_template.render(conversation)
-            # The template writes the special tokens itself.
-            token_ids = self.engine.tokenizer.encode(text, add_special_tokens=False)
+            token_ids = self.engine.tokenizer.encode_chat(text)
             completions.append(Completion(self._next_id(), text, token_ids))
         return self._run(completions, sampling_params, progress)
 

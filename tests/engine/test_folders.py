@@ -85,3 +85,18 @@ def test_a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused(tmp
     (folder / "tokenizer.json").write_text(json.dumps(written))
     with pytest.raises(ModelFileError, match="the tokenizer has 268 tokens, but the embedding only 267 rows"):
         build_engine(str(folder), EngineConfig(**SIZES))
+
+
+TEMPLATE = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+
+
+def test_a_given_chat_template_takes_the_place_of_the_models_own(files, tmp_path):
+    (tmp_path / "own.jinja").write_text(TEMPLATE)
+    for given in (TEMPLATE, str(tmp_path / "own.jinja")):
+        (answer,) = LLM(str(files / "tiny"), chat_template=given, **SIZES).chat(HI, GREEDY)
+        assert answer.prompt == "<hi there>"
+
+
+def test_a_given_chat_template_with_an_error_is_refused(files):
+    with pytest.raises(ModelFileError, match="error in line 1"):
+        LLM(str(files / "tiny"), chat_template="{% for %}", **SIZES)
