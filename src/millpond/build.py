@@ -41,6 +41,7 @@ from millpond.model.packed import packed_weights
 from millpond.model.random_weights import random_weights, random_weights_bytes
 from millpond.model.weights import ModelWeights
 from millpond.runner.model_runner import ModelRunner
+from millpond.text.given_template import read_template
 from millpond.text.tokenizer import Tokenizer
 
 Notify = Callable[[str], None]
@@ -116,21 +117,25 @@ def build_engine(
     notify: Notify = lambda line: None,
     cache_dir: Path | None = None,
     progress: Progress = ignore,
+    chat_template: str | None = None,
     **engine_options: Any,
 ) -> Engine:
     """An engine that is ready to serve: weights packed or read as they were packed before, pool allocated, kernels
     compiled or loaded.
 
     model is a known name, a file, a folder or org/repo[:file]. cache_dir, where packed weights are kept, is the user's
-    cache folder unless given. progress hears of weights that are being packed. engine_options go to Engine (clock,
-    observer).
+    cache folder unless given. progress hears of weights that are being packed. chat_template, a template or its file,
+    takes the place of the model's own. engine_options go to Engine (clock, observer).
     Raises ModelNotFoundError, ModelFileError, DownloadError or ConfigError.
     """
+    template = None if chat_template is None else read_template(chat_template)
     if find(model) is None:
         notify(f"fetching {model} ...")
     path = resolve(model)
     file, figures = open_checkpoint(path)
     tokenizer = read_tokenizer(file)
+    if template is not None:
+        tokenizer = tokenizer.with_chat_template(template)
     config, plan = _settle(figures, config or EngineConfig())
     if config.prefix_dir is not None:
         check_writable(config.prefix_dir)

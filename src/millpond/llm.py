@@ -82,16 +82,19 @@ class Completion:
 class LLM:
     """A model for offline use: `LLM("smollm2").generate(["Once upon a time"], SamplingParams(max_tokens=32))`.
 
-    model is a known name, a file, a folder or a repository; the keyword arguments are those of EngineConfig. Where
-    prefixes are kept on disk (prefix_dir), close it at the end, or use it in a `with`: what is not yet written is then.
+    model is a known name, a file, a folder or a repository; chat_template, a template or its file, takes the place of
+    the model's own; the other keyword arguments are those of EngineConfig. Where prefixes are kept on disk
+    (prefix_dir), close it at the end, or use it in a `with`: what is not yet written is then.
     """
 
-    def __init__(self, model: str = "smollm2", **settings: Any) -> None:
+    def __init__(self, model: str = "smollm2", *, chat_template: str | None = None, **settings: Any) -> None:
         # Here and not above: build.py brings in numba, which the control plane does without.
         from millpond.build import build_engine
 
         with _packing_bar() as progress:
-            engine = build_engine(model, EngineConfig(**settings), notify=_tell, progress=progress)
+            engine = build_engine(
+                model, EngineConfig(**settings), notify=_tell, progress=progress, chat_template=chat_template
+            )
         self._take(engine)
 
     @classmethod
@@ -153,8 +156,7 @@ class LLM:
         completions = []
         for conversation in _as_conversations(messages):
             text = self.engine.chat_template.render(conversation)
-            # The template writes the special tokens itself.
-            token_ids = self.engine.tokenizer.encode(text, add_special_tokens=False)
+            token_ids = self.engine.tokenizer.encode_chat(text)
             completions.append(Completion(self._next_id(), text, token_ids))
         return self._run(completions, sampling_params, priority, tenant, progress)
 

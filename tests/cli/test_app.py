@@ -42,7 +42,7 @@ def test_a_group_alone_prints_its_help_and_is_no_error(arguments, capsys):
 
 
 def fail_with(monkeypatch, error):
-    def open_engine(model, config, settings):
+    def open_engine(model, config, settings, chat_template=None):
         raise error
 
     monkeypatch.setattr(loading, "open_engine", open_engine)
@@ -140,7 +140,7 @@ def test_how_to_quantise_reaches_every_engine(monkeypatch, command):
 def test_the_type_of_keys_and_values_reaches_every_engine(monkeypatch, command):
     opened = []
 
-    def open_engine(model, config, settings):
+    def open_engine(model, config, settings, chat_template=None):
         opened.append(config.kv_dtype)
         raise ConfigError("enough")
 

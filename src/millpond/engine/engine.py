@@ -23,7 +23,6 @@ from millpond.engine.metrics import EngineMetrics
 from millpond.engine.outputs import RequestOutput
 from millpond.engine.timelines import Timelines
 from millpond.errors import InvalidRequestError
-from millpond.text.chat import ChatTemplate
 from millpond.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ class Engine:
         self.scheduler = scheduler
         self.runner = runner
         self.tokenizer = tokenizer
-        self.chat_template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
+        self.chat_template = tokenizer.make_chat_template()
         self.model_name = model_name
         self.limits = RequestLimits(vocab_size, scheduler.door, tokenizer.eos_token_ids, config.policy)
         self.observer = observer
