@@ -38,6 +38,7 @@ from millpond.model.arrays import kv_block_bytes, kv_storage
 from millpond.model.checkpoint import ModelFile, open_checkpoint
 from millpond.model.config import ModelConfig
 from millpond.model.packed import packed_weights
+from millpond.model.pooling import LAST, read_pooling
 from millpond.model.random_weights import random_weights, random_weights_bytes
 from millpond.model.weights import ModelWeights
 from millpond.runner.model_runner import ModelRunner
@@ -153,8 +154,17 @@ def build_engine(
         tokenizer=tokenizer,
         model_name=name_of(path) if Path(model).exists() else model,
         vocab_size=tokenizer.vocab_size,
+        embedding_size=embedding_size(file, figures, notify),
         **engine_options,
     )
+
+
+def embedding_size(file: ModelFile, figures: ModelConfig, notify: Notify) -> int:
+    """The length of the model's embeddings, 0 where it makes none."""
+    pooling = read_pooling(file)
+    if pooling not in (None, LAST):
+        notify(f"this model makes its embeddings by {pooling!r}, which is not supported ({LAST!r} is): it gives none")
+    return figures.hidden_size if pooling == LAST else 0
 
 
 def name_of(path: Path) -> str:

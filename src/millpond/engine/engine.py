@@ -32,9 +32,10 @@ class Engine:
     """Turns one step after another over a scheduler and a runner.
 
     config is what the engine was built with, its open sizes filled in. vocab_size bounds the token ids that
-    may be sent and sampled. observer is called with the numbers of every step, in the thread that steps; metrics and
-    timelines, where they are set, keep what becomes of requests. prices are learned from what steps take. admitted are
-    the ids that the last step admitted, for the first time or again.
+    may be sent and sampled. embedding_size is that of a model that is made for embeddings, 0 of any other. observer is
+    called with the numbers of every step, in the thread that steps; metrics and timelines, where they are set, keep
+    what becomes of requests. prices are learned from what steps take. admitted are the ids that the last step admitted,
+    for the first time or again.
     Raises ModelFileError for a chat template that does not compile.
     """
 
@@ -49,6 +50,7 @@ class Engine:
         vocab_size: int,
         clock: Clock = time.monotonic,
         observer: Callable[[StepStats], None] | None = None,
+        embedding_size: int = 0,
     ) -> None:
         self.config = config
         self.scheduler = scheduler
@@ -56,7 +58,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.chat_template = tokenizer.make_chat_template()
         self.model_name = model_name
-        self.limits = RequestLimits(vocab_size, scheduler.door, tokenizer.eos_token_ids, config.policy)
+        self.limits = RequestLimits(vocab_size, scheduler.door, tokenizer.eos_token_ids, config.policy, embedding_size)
         self.observer = observer
         self.metrics: EngineMetrics | None = None
         self.timelines: Timelines | None = None
