@@ -8,6 +8,7 @@ import pytest
 
 from kernels.emit import RUNNABLE_ISAS, counted_from
 from millpond.kernels import roofline
+from millpond.kernels.amx import PROBE_PRODUCTS, PROBE_TILES
 from millpond.kernels.pack import round_to_bf16
 from millpond.kernels.roofline import (
     DOT_BF16,
@@ -52,14 +53,26 @@ def operands(kind, isa="portable") -> tuple[np.ndarray, list[np.ndarray]]:
     return bits, [(w * r).reshape(16, -1).sum(axis=1) for r in rows for w in weights]
 
 
-@every_isa
+@pytest.mark.parametrize("isa", [isa for isa in RUNNABLE_ISAS if isa != "amx"])
 @pytest.mark.parametrize("kind", DOTS.values(), ids=list(DOTS))
 def test_every_product_that_a_rate_counts_is_computed(isa, kind):
     bits, once = operands(kind, isa)
     probes = Probes(isa, 1)
     probes.run(kind, np.array([bits.ctypes.data]), ROUNDS)
-    sums = probes.sinks[0] if kind == DOT_U8S8 else probes.sinks[0].view(np.float32)
+    sums = probes.sinks[0, : WEIGHT_VECTORS * ROWS]
+    sums = sums if kind == DOT_U8S8 else sums.view(np.float32)
     np.testing.assert_array_equal(sums, ROUNDS * np.array(once))
+
+
+@pytest.mark.skipif("amx" not in RUNNABLE_ISAS, reason="this processor has no AMX, or may not use it")
+def test_every_product_of_amx_that_a_rate_counts_is_computed():
+    codes = np.random.default_rng(0).integers(-128, 128, (2, 16, 64), dtype=np.int8)
+    probes = Probes("amx", 1)
+    probes.run(DOT_U8S8, np.array([codes.ctypes.data]), ROUNDS)
+    rows, weights = codes.astype(np.int64)
+    once = rows @ weights.reshape(16, 16, 4).transpose(0, 2, 1).reshape(64, 16)
+    np.testing.assert_array_equal(probes.sinks[0].reshape(PROBE_TILES, 16, 16), [ROUNDS * once] * PROBE_TILES)
+    assert PROBE_PRODUCTS == PROBE_TILES * 16 * 16 * 64
 
 
 def test_the_products_of_a_vector_are_those_that_the_rate_multiplies_by():

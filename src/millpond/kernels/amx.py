@@ -34,20 +34,22 @@ from millpond.kernels.simd import F32, I8, I64, V16F32, V16I16, V16I32, V64I8, I
 ROW_TILES, WEIGHT_TILES, SUM_TILES = (0, 1), (2, 3), (4, 5)
 SUM_BYTES = AMX_ROWS * LINE
 PALETTE = 1
+PROBE_TILES = 4
+PROBE_PRODUCTS = PROBE_TILES * AMX_ROWS * 16 * GROUP
 ROWS_TOGETHER = 4  # are scaled before the next ones
 LINE_BYTES_AT, LINES_AT = 16, 48  # in a configuration: two bytes and one byte for each register
 
 
-def _tile_call(ir, name, *arguments):
+def tile_call(ir, name, *arguments):
     """An instruction of AMX; a register is a number, an address an integer."""
     ir.call(f"llvm.x86.{name}", VoidType(), *(I8(x) if isinstance(x, int) else x for x in arguments))
 
 
-def _load_tile(ir, register, address, stride):
-    _tile_call(ir, "tileloadd64", register, ir.b.inttoptr(address, I8.as_pointer()), stride)
+def load_tile(ir, register, address, stride):
+    tile_call(ir, "tileloadd64", register, ir.b.inttoptr(address, I8.as_pointer()), stride)
 
 
-def _room(ir, num_bytes):
+def room(ir, num_bytes):
     """The address of so many bytes of the stack, on a cache line."""
     place = cgutils.alloca_once(ir.b, I8, num_bytes)
     place.align = LINE
@@ -59,15 +61,21 @@ def _hidden(ir, address):
     return ir.b.asm(FunctionType(I64, [I64]), "", "=r,0", [address], side_effect=False)
 
 
-def _configure(ir):
-    """All registers as 16 lines of 64 bytes."""
+def store_tile(ir, register, address, stride):
+    tile_call(ir, "tilestored64", register, ir.b.inttoptr(address, I8.as_pointer()), stride)
+
+
+def configure(ir, shapes):
+    """Give the registers, from the first on, so many lines (int64) of so many bytes."""
     config = bytearray(64)
     config[0] = PALETTE
-    for register in range(8):
-        config[LINE_BYTES_AT + 2 * register], config[LINES_AT + register] = LINE, AMX_ROWS
-    place = _room(ir, LINE)
+    for register, (_, num_bytes) in enumerate(shapes):
+        config[LINE_BYTES_AT + 2 * register] = num_bytes
+    place = room(ir, LINE)
     ir.store(Constant(V64I8, list(config)), place)
-    _tile_call(ir, "ldtilecfg", ir.b.inttoptr(place, I8.as_pointer()))
+    for register, (lines, _) in enumerate(shapes):
+        ir.store(ir.b.trunc(lines, I8), place, LINES_AT + register)
+    tile_call(ir, "ldtilecfg", ir.b.inttoptr(place, I8.as_pointer()))
 
 
 @intrinsic(prefer_literal=True)
@@ -109,33 +117,32 @@ def many_rows_tile(
         ir, b = Ir(builder, AVX512), builder
         rows, add, a, lda, w, sums, lds, outliers, outlier_count, c, ldc, groups, near, near_count = args
         adds = b.icmp_signed("!=", add, I64(0))
-        _configure(ir)
-        zeros, room = _room(ir, LINE), _room(ir, len(SUM_TILES) * SUM_BYTES)
+        configure(ir, [(I64(AMX_ROWS), LINE)] * 8)
+        zeros, place = room(ir, LINE), room(ir, len(SUM_TILES) * SUM_BYTES)
         ir.store(ir.const(V16I32, 0), zeros)
         last_group = b.sub(groups, I64(1))
         passes = ir.times(groups, VECTORS)
         near_each = b.sdiv(ir.at(near_count, b.sub(passes, I64(1))), passes)
 
         def products(a, w, g, turn):
-            """Sum the products of a group (or the last one again, beyond the end) and leave them in the room."""
+            """Sum the products of a group (or the last one again, beyond the end) and leave them in their place."""
             g = b.select(b.icmp_signed("<", g, last_group), g, last_group)
             row_tile, weight_tile, sum_tile = ROW_TILES[turn], WEIGHT_TILES[turn], SUM_TILES[turn]
-            _load_tile(ir, weight_tile, ir.at(w, ir.times(g, U8_BYTES)), I64(VECTORS * LINE))
-            _load_tile(ir, row_tile, ir.at(a, ir.times(g, GROUP)), lda)
-            _load_tile(ir, sum_tile, zeros, I64(0))
-            _tile_call(ir, "tdpbssd", sum_tile, row_tile, weight_tile)
-            place = b.inttoptr(ir.at(room, turn * SUM_BYTES), I8.as_pointer())
-            _tile_call(ir, "tilestored64", sum_tile, place, I64(LINE))
+            load_tile(ir, weight_tile, ir.at(w, ir.times(g, U8_BYTES)), I64(VECTORS * LINE))
+            load_tile(ir, row_tile, ir.at(a, ir.times(g, GROUP)), lda)
+            load_tile(ir, sum_tile, zeros, I64(0))
+            tile_call(ir, "tdpbssd", sum_tile, row_tile, weight_tile)
+            store_tile(ir, sum_tile, ir.at(place, turn * SUM_BYTES), I64(LINE))
 
         def scaled(sums, scales, g, turn, acc):
-            """The accumulated sums of all rows with those of a group from the room."""
+            """The accumulated sums of all rows with those of a group from their place."""
             scale = ir.half_to_float(ir.load(V16I16, ir.at(scales, ir.times(g, U8_BYTES))))
             result = []
             for r, before in enumerate(acc):
                 if r % ROWS_TOGETHER == 0:
                     ir.in_place()
                     here = _hidden(ir, ir.at(sums, b.mul(lds, I64(r)), ir.times(g, 8)))
-                dot = ir.load(V16I32, room, turn * SUM_BYTES + r * LINE)
+                dot = ir.load(V16I32, place, turn * SUM_BYTES + r * LINE)
                 s = ir.load_splat(F32, ir.at(here, b.mul(lds, I64(r % ROWS_TOGETHER))))
                 result.append(ir.fma(b.fmul(b.sitofp(dot, V16F32), s), scale, before))
             return result
@@ -156,7 +163,11 @@ def many_rows_tile(
 
                 def two_groups(pair, acc):
                     start = ir.at(near_j, ir.times(b.mul(pair, near_each), 2 * LINE))
-                    ir.loop(ir.times(near_each, 2), [], lambda i, _: ir.prefetch(ir.at(start, ir.times(i, LINE)), near=2) or [])
+                    ir.loop(
+                        ir.times(near_each, 2),
+                        [],
+                        lambda i, _: ir.prefetch(ir.at(start, ir.times(i, LINE)), near=2) or [],
+                    )
                     g = ir.times(pair, 2)
                     products(a_b, w_j, ir.at(g, 1), 1)
                     acc = scaled(sums_b, scales, g, 0, acc)
@@ -181,10 +192,40 @@ def many_rows_tile(
             return []
 
         ir.loop(b.sdiv(ir.at(rows, AMX_ROWS - 1), I64(AMX_ROWS)), [], some_rows)
-        _tile_call(ir, "tilerelease")
+        tile_call(ir, "tilerelease")
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 14), codegen
+
+
+@intrinsic
+def products_tile(typingctx, place, count, sink):
+    """For a probe: `count` times the products of the signed rows at `place` and the signed weights behind them, summed
+    up by each of PROBE_TILES tiles, which go to `sink`."""
+
+    def codegen(context, builder, signature, args):
+        ir, (place, count, sink) = Ir(builder, AVX512), args
+        configure(ir, [(I64(AMX_ROWS), LINE)] * 8)
+        for register in range(8):
+            start = ir.at(place, SUM_BYTES) if register in WEIGHT_TILES else place
+            load_tile(ir, register, start, I64(LINE))
+        tiles = range(8 - PROBE_TILES, 8)
+        for register in tiles:
+            tile_call(ir, "tilezero", register)
+        rows, weights = ROW_TILES[0], WEIGHT_TILES[0]
+        ir.loop(count, [], lambda *_: [tile_call(ir, "tdpbssd", each, rows, weights) for each in tiles] and [])
+        for i, register in enumerate(tiles):
+            store_tile(ir, register, ir.at(sink, i * SUM_BYTES), I64(LINE))
+        tile_call(ir, "tilerelease")
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), codegen
+
+
+@njit(cache=True, nogil=True)
+def probe_products(isa, kind, place, count, sink):
+    """products_tile as a function to be compiled on its own, called as roofline.probe is."""
+    products_tile(place, count, sink)
 
 
 @njit(cache=True, nogil=True)

@@ -11,7 +11,8 @@ from numba import njit, prange, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from millpond.kernels.isa import ISAS
+from millpond.kernels.amx import AMX_ROWS, PROBE_PRODUCTS, PROBE_TILES, probe_products
+from millpond.kernels.isa import AMX, ISAS, vectors_of
 from millpond.kernels.link import call, entry_point
 from millpond.kernels.matmul import linear
 from millpond.kernels.simd import I64, V16F32, V16I32, Ir, address
@@ -142,10 +143,14 @@ class Probes:
 
     def __init__(self, isa: str, threads: int) -> None:
         self.isa, self.threads = isa, threads
-        level = types.literal(ISAS[isa])
+        level = types.literal(vectors_of(isa))
         kinds = (*DOTS.values(), READ)
         self._entries = [entry_point(probe, level, types.literal(kind), *[types.int64] * 3) for kind in kinds]
-        self.sinks = np.zeros((threads, WEIGHT_VECTORS * ROWS, 16), np.int32)
+        self._products = {kind: WEIGHT_VECTORS * ROWS * each for kind, each in PRODUCTS.items()}
+        if ISAS[isa] == AMX:
+            self._entries[DOT_U8S8] = entry_point(probe_products, *[types.int64] * 5)
+            self._products[DOT_U8S8] = PROBE_PRODUCTS
+        self.sinks = np.zeros((threads, max(WEIGHT_VECTORS * ROWS, PROBE_TILES * AMX_ROWS), 16), np.int32)
 
     def run(self, kind: int, places: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         """Run a probe; places: an address for each thread. Returns int64 [threads, 2], when each thread began and ended
@@ -163,7 +168,7 @@ class Probes:
         places = np.full(self.threads, operands.ctypes.data, np.int64)
         runs = many(lambda _: self.run(kind, places, DOT_ROUNDS))
         shortest = np.min([ended - began for began, ended in (run.T for run in runs)], axis=0) / 1e9
-        return float((DOT_ROUNDS * WEIGHT_VECTORS * ROWS * PRODUCTS[kind] * 2 / shortest).sum())
+        return float((DOT_ROUNDS * self._products[kind] * 2 / shortest).sum())
 
     def read_rate(self, memory: NDArray[np.uint8], order: NDArray[np.int64] | None = None) -> float:
         """Bytes per second of reading `memory` in the best run, from the first thread's begin to the last one's end.
