@@ -8,9 +8,10 @@ import pytest
 
 from kernels.emit import RUNNABLE_ISAS, counted_from
 from millpond.kernels import roofline
-from millpond.kernels.amx import PROBE_PRODUCTS, PROBE_TILES
 from millpond.kernels.pack import round_to_bf16
 from millpond.kernels.roofline import (
+    AMX_DOTS,
+    AMX_TILES,
     DOT_BF16,
     DOT_ROUNDS,
     DOT_U8S8,
@@ -65,14 +66,18 @@ def test_every_product_that_a_rate_counts_is_computed(isa, kind):
 
 
 @pytest.mark.skipif("amx" not in RUNNABLE_ISAS, reason="this processor has no AMX, or may not use it")
-def test_every_product_of_amx_that_a_rate_counts_is_computed():
-    codes = np.random.default_rng(0).integers(-128, 128, (2, 16, 64), dtype=np.int8)
+@pytest.mark.parametrize("kind", AMX_DOTS)
+def test_every_product_of_amx_that_a_rate_counts_is_computed(kind):
+    together = 4 if kind == DOT_U8S8 else 2  # inputs of a column
+    values = np.random.default_rng(0).integers(-99, 99, (2, 16, 16 * together))  # in bfloat16 exactly
+    operands = values.astype(np.int8) if kind == DOT_U8S8 else round_to_bf16(values.astype(np.float32))
     probes = Probes("amx", 1)
-    probes.run(DOT_U8S8, np.array([codes.ctypes.data]), ROUNDS)
-    rows, weights = codes.astype(np.int64)
-    once = rows @ weights.reshape(16, 16, 4).transpose(0, 2, 1).reshape(64, 16)
-    np.testing.assert_array_equal(probes.sinks[0].reshape(PROBE_TILES, 16, 16), [ROUNDS * once] * PROBE_TILES)
-    assert PROBE_PRODUCTS == PROBE_TILES * 16 * 16 * 64
+    probes.run(kind, np.array([operands.ctypes.data]), ROUNDS)
+    rows, weights = values
+    once = rows @ weights.reshape(16, 16, together).transpose(0, 2, 1).reshape(-1, 16)
+    sums = probes.sinks[0].reshape(AMX_TILES, 16, 16)
+    np.testing.assert_array_equal(sums if kind == DOT_U8S8 else sums.view(np.float32), [ROUNDS * once] * AMX_TILES)
+    assert probes._products[kind] == AMX_TILES * once.size * 16 * together
 
 
 def test_the_products_of_a_vector_are_those_that_the_rate_multiplies_by():

@@ -34,8 +34,6 @@ from millpond.kernels.simd import F32, I8, I64, V16F32, V16I16, V16I32, V64I8, I
 ROW_TILES, WEIGHT_TILES, SUM_TILES = (0, 1), (2, 3), (4, 5)
 SUM_BYTES = AMX_ROWS * LINE
 PALETTE = 1
-PROBE_TILES = 4
-PROBE_PRODUCTS = PROBE_TILES * AMX_ROWS * 16 * GROUP
 ROWS_TOGETHER = 4  # are scaled before the next ones
 LINE_BYTES_AT, LINES_AT = 16, 48  # in a configuration: two bytes and one byte for each register
 
@@ -196,36 +194,6 @@ def many_rows_tile(
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 14), codegen
-
-
-@intrinsic
-def products_tile(typingctx, place, count, sink):
-    """For a probe: `count` times the products of the signed rows at `place` and the signed weights behind them, summed
-    up by each of PROBE_TILES tiles, which go to `sink`."""
-
-    def codegen(context, builder, signature, args):
-        ir, (place, count, sink) = Ir(builder, AVX512), args
-        configure(ir, [(I64(AMX_ROWS), LINE)] * 8)
-        for register in range(8):
-            start = ir.at(place, SUM_BYTES) if register in WEIGHT_TILES else place
-            load_tile(ir, register, start, I64(LINE))
-        tiles = range(8 - PROBE_TILES, 8)
-        for register in tiles:
-            tile_call(ir, "tilezero", register)
-        rows, weights = ROW_TILES[0], WEIGHT_TILES[0]
-        ir.loop(count, [], lambda *_: [tile_call(ir, "tdpbssd", each, rows, weights) for each in tiles] and [])
-        for i, register in enumerate(tiles):
-            store_tile(ir, register, ir.at(sink, i * SUM_BYTES), I64(LINE))
-        tile_call(ir, "tilerelease")
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 3), codegen
-
-
-@njit(cache=True, nogil=True)
-def probe_products(isa, kind, place, count, sink):
-    """products_tile as a function to be compiled on its own, called as roofline.probe is."""
-    products_tile(place, count, sink)
 
 
 @njit(cache=True, nogil=True)

@@ -92,7 +92,7 @@ def scores_tile(typingctx, head_dim, rows, q, ldq, k, block_bytes, table, blocks
 
 @intrinsic(prefer_literal=True)
 def values_tile(typingctx, head_dim, rows, p, ldp, table, blocks, v, block_bytes, factors, o, ldo):
-    """o[r, 0:head_dim] = factors[r] * p[r] @ values over a sequence's blocks; bfloat16 p and values, float32 the rest."""
+    """o[r, 0:head_dim] = factors[r] * p[r] @ values over a sequence's blocks; bfloat16 p and values, else float32."""
     dims = head_dim.literal_value
     tiles = VALUE_TILES if dims % (16 * VALUE_TILES) == 0 else 2
     value_bytes = LINE * dims // 16
