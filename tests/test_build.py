@@ -252,7 +252,7 @@ def test_more_threads_than_may_run_are_refused(build_small):
 
 
 def test_kernels_that_the_processor_lacks_or_nobody_knows_are_refused(build_small):
-    with pytest.raises(ConfigError, match="isa must be one of auto, avx512, vnni256, avx2, portable; got 'sse'"):
+    with pytest.raises(ConfigError, match="isa must be one of auto, amx, avx512, vnni256, avx2, portable; got 'sse'"):
         build_small(replace(SMALL, isa="sse"))
 
 
