@@ -53,9 +53,18 @@ class RequestLimits:
             )
         if priority and self.policy != "priority":
             raise InvalidRequestError(
-                f"priority {priority} would change nothing: this server's policy is {self.policy}, and priorities take "
+                f"priority {priority} would change nothing: the policy here is {self.policy}, and priorities take "
                 f"--policy priority; leave it out or set it to 0",
                 "priority",
+            )
+
+    def check_tenant(self, tenant: str) -> None:
+        """Raise InvalidRequestError for a tenant that would be ignored: for callers who mean nothing else by it."""
+        if tenant and self.policy != "fair":
+            raise InvalidRequestError(
+                f"tenant {shown(tenant)} would change nothing: the policy here is {self.policy}, and tenants take "
+                f"--policy fair; leave it out",
+                "tenant",
             )
 
     def end_token_ids(self, sampling: SamplingParams) -> frozenset[int]:

@@ -13,6 +13,7 @@ from millpond.errors import ModelFileError
 from millpond.load.dequantize import Tensor, dequantize
 from millpond.load.ggml_types import GGMLType
 from millpond.load.gguf import GGUFFile, GGUFTensor, open_gguf
+from millpond.load.pickles import refuse_pickle
 from millpond.load.quantization_config import KEY, quantised_weights, read_scheme
 from millpond.load.safetensors import SafetensorsFile, open_safetensors
 from millpond.model.architecture import WHOLE_NAMES, Architecture
@@ -32,6 +33,7 @@ EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj")
 def open_checkpoint(path: Path) -> tuple[ModelFile, ModelConfig]:
     """Open a GGUF file or a part of one, a .safetensors file or its folder. Raises ModelFileError for what cannot be
     run."""
+    refuse_pickle(path)
     if path.is_dir() or path.suffix == ".safetensors":
         file = open_safetensors(path)
         embedding = WHOLE_NAMES["token_embd"] + ".weight"
