@@ -16,6 +16,8 @@ from millpond.errors import ConfigError
         ("dtype", "float16"),
         ("kv_dtype", "float8"),
         ("kv_dtype", None),
+        ("quantize", "q5"),
+        ("quantize", True),
         ("max_model_len", 0),
         ("max_num_seqs", None),
         ("max_num_seqs", True),
@@ -86,6 +88,8 @@ def test_a_token_budget_that_no_scratch_could_hold_is_refused():
 def test_8_bit_keys_and_values_are_refused_beside_float32_for_everything():
     with pytest.raises(ConfigError, match="kv_dtype int8 would round what dtype float32 keeps exact"):
         EngineConfig(dtype="float32", kv_dtype="int8")
+    with pytest.raises(ConfigError, match="quantize q8 would round what dtype float32 keeps exact"):
+        EngineConfig(dtype="float32", quantize="q8")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from millpond.errors import ConfigError
 
 DTYPES = ("auto", "float32")
 KV_DTYPES = ("auto", "int8")
+QUANTIZE = ("off", "q8", "q4")
 SPECULATIVE = ("off", "ngram")
 POLICIES = ("fcfs", "priority", "fair")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -27,10 +28,11 @@ class EngineConfig:
     """Settings of one engine. Sizes of the pool that are None are filled in by build.py from the memory there is.
 
     dtype "auto" runs the checkpoint's own types through the fast kernels, "float32" computes everything
-    in float32. kv_dtype "int8" keeps keys and values in 8 bits, a little more than half of what "auto" takes, which is
-    bfloat16. watermark is the share of the pool held back from newcomers, or "auto" for what core/reserve.py chooses as
-    the engine runs; watermark_blocks, where given, is that reserve in blocks and wins. kv_memory is in bytes;
-    num_blocks wins over it. threads None means the cores that this process may use.
+    in float32. quantize "q8" or "q4" packs the matrices of a checkpoint that is not quantised in 8 bits, or its layers'
+    in 4, as they are loaded. kv_dtype "int8" keeps keys and values in 8 bits, a little more than half of what "auto"
+    takes, which is bfloat16. watermark is the share of the pool held back from newcomers, or "auto" for what
+    core/reserve.py chooses as the engine runs; watermark_blocks, where given, is that reserve in blocks and wins.
+    kv_memory is in bytes; num_blocks wins over it. threads None means the cores that this process may use.
     itl_target, in milliseconds, bounds the prompts in a step to what keeps it about as short while others decode.
     prefix_cache keeps the K/V of full blocks findable until the memory is wanted, for requests that begin alike;
     prefix_dir is a folder that keeps it across restarts, prefix_dir_size bytes of it at most: 4 GiB unless told.
@@ -40,6 +42,7 @@ class EngineConfig:
 
     dtype: str = "auto"
     kv_dtype: str = "auto"
+    quantize: str = "off"
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
@@ -66,6 +69,12 @@ class EngineConfig:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         if self.kv_dtype not in KV_DTYPES:
             raise ConfigError(f"kv_dtype must be one of {', '.join(KV_DTYPES)}, got {self.kv_dtype!r}")
+        if self.quantize not in QUANTIZE:
+            raise ConfigError(f"quantize must be one of {', '.join(QUANTIZE)}, got {self.quantize!r}")
+        if self.quantize != "off" and self.dtype == "float32":
+            raise ConfigError(
+                f"quantize {self.quantize} would round what dtype float32 keeps exact; choose one of the two"
+            )
         if self.kv_dtype == "int8" and self.dtype == "float32":
             raise ConfigError("kv_dtype int8 would round what dtype float32 keeps exact; choose one of the two")
         if self.speculative not in SPECULATIVE:

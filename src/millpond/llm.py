@@ -12,7 +12,7 @@ from numbers import Integral
 from typing import Any, Self, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from millpond.config import EngineConfig
 from millpond.core.request import FinishReason
@@ -82,15 +82,20 @@ class Completion:
 class LLM:
     """A model for offline use: `LLM("smollm2").generate(["Once upon a time"], SamplingParams(max_tokens=32))`.
 
-    model is a known name, a file, a folder or a repository; the keyword arguments are those of EngineConfig. Where
-    prefixes are kept on disk (prefix_dir), close it at the end, or use it in a `with`: what is not yet written is then.
+    model is a known name, a file, a folder or a repository; chat_template, a template or its file, takes the place of
+    the model's own; the other keyword arguments are those of EngineConfig. Where prefixes are kept on disk
+    (prefix_dir), close it at the end, or use it in a `with`: what is not yet written is then.
     """
 
-    def __init__(self, model: str = "smollm2", **settings: Any) -> None:
+    def __init__(self, model: str = "smollm2", *, chat_template: str | None = None, **settings: Any) -> None:
         # Here and not above: build.py brings in numba, which the control plane does without.
         from millpond.build import build_engine
 
-        self._take(build_engine(model, EngineConfig(**settings), notify=_tell))
+        with _packing_bar() as progress:
+            engine = build_engine(
+                model, EngineConfig(**settings), notify=_tell, progress=progress, chat_template=chat_template
+            )
+        self._take(engine)
 
     @classmethod
     def from_engine(cls, engine: Engine) -> LLM:
@@ -151,8 +156,7 @@ class LLM:
         completions = []
         for conversation in _as_conversations(messages):
             text = self.engine.chat_template.render(conversation)
-            # The template writes the special tokens itself.
-            token_ids = self.engine.tokenizer.encode(text, add_special_tokens=False)
+            token_ids = self.engine.tokenizer.encode_chat(text)
             completions.append(Completion(self._next_id(), text, token_ids))
         return self._run(completions, sampling_params, priority, tenant, progress)
 
@@ -272,6 +276,20 @@ def _progress_bar(num_prompts: int, wanted: bool | None) -> Iterator[Callable[[R
             bar.update(task, advance=output.finish_reason is not None, tokens=tokens)
 
         yield advance
+
+
+@contextmanager
+def _packing_bar() -> Iterator[Callable[..., None]]:
+    """A bar over the bytes of weights that are packed, on a terminal only."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None, visible=False)
+
+        def report(done_bytes: int, total_bytes: int | None, what: str) -> None:
+            bar.update(task, completed=done_bytes, total=total_bytes, description=what, visible=True)
+
+        yield report
 
 
 def _tell(line: str) -> None:

@@ -42,7 +42,7 @@ def test_a_group_alone_prints_its_help_and_is_no_error(arguments, capsys):
 
 
 def fail_with(monkeypatch, error):
-    def open_engine(model, config, settings):
+    def open_engine(model, config, settings, chat_template=None):
         raise error
 
     monkeypatch.setattr(loading, "open_engine", open_engine)
@@ -115,13 +115,32 @@ def test_keys_and_values_have_a_type_to_choose_wherever_the_weights_have_one():
     assert "--kv-dtype" in offered["serve"]
 
 
+def test_a_checkpoint_can_be_quantised_wherever_one_is_loaded():
+    offered = {" ".join(path): options_of(path) for path in commands()}
+    loads = {name for name, options in offered.items() if "--kv-dtype" in options} - {"doctor", "verify determinism"}
+    assert {name for name, options in offered.items() if "--quantize" in options} == loads
+
+
+@pytest.mark.parametrize("command", ["serve", "generate x", "chat", "bench engine", "bench overhead", "bench prefix"])
+def test_how_to_quantise_reaches_every_engine(monkeypatch, command):
+    opened = []
+
+    def open_engine(model, config, settings):
+        opened.append(config.quantize)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(loading, "open_engine", open_engine)
+    assert run([*command.split(), "--quantize", "q4"], {}) == 1
+    assert opened == ["q4"]
+
+
 @pytest.mark.parametrize(
     "command", ["serve", "generate x", "chat", "bench engine", "bench overhead", "bench speculative"]
 )
 def test_the_type_of_keys_and_values_reaches_every_engine(monkeypatch, command):
     opened = []
 
-    def open_engine(model, config, settings):
+    def open_engine(model, config, settings, chat_template=None):
         opened.append(config.kv_dtype)
         raise ConfigError("enough")
 

@@ -11,6 +11,8 @@ from millpond.cli.app import run
 from millpond.config import EngineConfig
 from millpond.kernels import isa, threads
 from tiny_llama import write_tiny_llama
+from tiny_models import tiny_model
+from tiny_tokenizers import write_tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,8 @@ def test_a_model_that_is_not_here_is_not_fetched_and_the_remedy_is_named(tmp_pat
     [
         ({"avx512bf16"}, "vnni256", "avx512 needs avx512bf16; it can run vnni256, avx2, portable"),
         ({"avx512vnni", "avxvnni"}, "avx2", "vnni256 needs avxvnni; it can run avx2, portable"),
-        (set(), "avx512", "it has all they need; it can run avx512, vnni256, avx2, portable"),
+        ({"amx-permission"}, "avx512", "amx needs amx-permission; it can run avx512, vnni256, avx2, portable"),
+        (set(), "amx", "it has all they need; it can run amx, avx512, vnni256, avx2, portable"),
     ],
 )
 def test_it_names_the_kernels_that_a_processor_gets_and_what_it_lacks_for_better_ones(monkeypatch, lacks, kernels, why):
@@ -122,6 +125,16 @@ def test_a_reserve_in_blocks_is_said_to_be_asked_for():
     assert facts.watermark_text(0, EngineConfig(watermark_blocks=0)) == "0 blocks held back from newcomers (asked for)"
     assert facts.watermark_text(0, EngineConfig(watermark="auto")).startswith("chosen as requests run")
     assert facts.watermark_text(0, EngineConfig(watermark=0.0)) == "0 blocks held back from newcomers (0 of the pool)"
+
+
+def test_a_folder_of_safetensors_is_told_of_too(tmp_path, capsys):
+    folder = write_tiny_tokenizer(tiny_model("llama").write_folder(tmp_path / "tiny-1.5B"), eos_token="<|im_end|>")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [0, 2]}')
+    told = report_of(capsys, str(folder))["model"]
+    assert (told["name"], told["vocab_size"], told["chat_template"]) == ("tiny-1.5B", 267, True)
+    assert (told["tokenizer"], told["ends"]) == ("BPE, bytes (tokenizer.json)", [0, 2])
+    assert run(["doctor", str(folder)], {}) == 0
+    assert "<|endoftext|>, <|im_end|>" in capsys.readouterr().out
 
 
 def test_memory_is_what_the_pool_would_be_sized_by(model, capsys, monkeypatch):

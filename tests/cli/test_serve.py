@@ -280,3 +280,10 @@ def test_a_host_that_cannot_be_is_one_line_that_names_the_flag(engine, capsys, h
     assert error.startswith(f"error: cannot listen on {host}:0: ")
     assert error.endswith(" (choose another with --host)\n")
     assert error.count("\n") == 1
+
+
+def test_a_chat_template_reaches_the_engine(engine, served):
+    assert run(["serve"], {}) == 0
+    assert engine.given_template is None
+    assert run(["serve", "--chat-template", "own.jinja"], {}) == 0
+    assert engine.given_template == "own.jinja"

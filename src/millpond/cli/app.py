@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from millpond.cli import bench, chat, doctor, generate, prove, pull, serve, simulate, sweep, top, verify
+from millpond.cli import bench, chat, doctor, evaluate, generate, prove, pull, serve, simulate, sweep, top, verify
 from millpond.cli.naming import in_options
 from millpond.cli.options import examples
 from millpond.cli.settings import Settings
@@ -60,7 +60,7 @@ def version() -> None:
     )
 
 
-for module in (serve, top, generate, chat, pull, doctor, bench, simulate, sweep, prove, verify):
+for module in (serve, top, generate, chat, pull, doctor, bench, simulate, sweep, prove, verify, evaluate):
     module.register(app)
 
 

@@ -22,6 +22,7 @@ from millpond.cli.options import (
     KVMemory,
     MaxNumBatchedTokens,
     ModelOption,
+    Quantize,
     Threads,
     examples,
     format_memory,
@@ -114,6 +115,7 @@ def prefix(
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds that count.")] = 3,
     dtype: Dtype = DEFAULTS.dtype,
     kv_dtype: KVDtype = DEFAULTS.kv_dtype,
+    quantize: Quantize = DEFAULTS.quantize,
     max_num_batched_tokens: MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
     kv_memory: KVMemory = None,
     threads: Threads = None,
@@ -139,6 +141,7 @@ def prefix(
     config = EngineConfig(
         dtype=dtype,
         kv_dtype=kv_dtype,
+        quantize=quantize,
         max_num_batched_tokens=max_num_batched_tokens,
         kv_memory=kv_memory,
         threads=threads,
@@ -181,11 +184,12 @@ def restart_bench(engine: Engine, model: str, folder: Path) -> RestartBench:
     from millpond.build import open_disk
     from millpond.lab.bench_restart import RestartBench
     from millpond.load.store import resolve
+    from millpond.model.checkpoint import open_checkpoint
 
-    path = resolve(model)
+    paths = open_checkpoint(resolve(model))[0].paths
 
     def open_again() -> DiskPrefixes:
-        return open_disk(folder, path, engine.config, cast("ModelRunner", engine.runner))
+        return open_disk(folder, paths, engine.config, cast("ModelRunner", engine.runner))
 
     return RestartBench(engine, open_again, time.perf_counter)
 

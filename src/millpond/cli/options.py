@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from millpond.config import AUTO, DTYPES, KV_DTYPES, POLICIES, SPECULATIVE, EngineConfig
+from millpond.config import AUTO, DTYPES, KV_DTYPES, POLICIES, QUANTIZE, SPECULATIVE, EngineConfig
 
 DEFAULT_MODEL = "smollm2"
 PICTURES = (".png", ".svg", ".pdf")
@@ -133,6 +133,14 @@ ModelArgument = Annotated[
     str, typer.Argument(metavar="[MODEL]", help="A known name, a GGUF file, a folder, or org/repo[:file].")
 ]
 ModelOption = Annotated[str, typer.Option("--model", help="A known name, a GGUF file, a folder, or org/repo[:file].")]
+ChatTemplate = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template",
+        metavar="FILE|TEXT",
+        help="A Jinja template, or its file, in place of the model's own [default: the model's]",
+    ),
+]
 Dtype = Annotated[
     str,
     typer.Option("--dtype", metavar="|".join(DTYPES), help="The checkpoint's own types, or float32 for everything."),
@@ -143,6 +151,14 @@ KVDtype = Annotated[
         "--kv-dtype",
         metavar="|".join(KV_DTYPES),
         help="Keys and values as --dtype has them, or in 8 bits: about twice as many tokens in the same memory.",
+    ),
+]
+Quantize = Annotated[
+    str,
+    typer.Option(
+        "--quantize",
+        metavar="|".join(QUANTIZE),
+        help="Pack a checkpoint that is not quantised in 8 bits, or its layers in 4, as it is loaded.",
     ),
 ]
 MaxModelLen = Annotated[

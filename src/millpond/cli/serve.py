@@ -15,6 +15,7 @@ from millpond.cli.options import (
     DEFAULT_MODEL,
     DEFAULTS,
     BlockSize,
+    ChatTemplate,
     Dtype,
     Isa,
     ItlTarget,
@@ -28,6 +29,7 @@ from millpond.cli.options import (
     PrefixCache,
     PrefixDir,
     PrefixDirSize,
+    Quantize,
     Speculative,
     SpeculativeTokens,
     TenantWeights,
@@ -76,6 +78,7 @@ EXAMPLES = examples(
     "millpond serve",
     "millpond serve smollm2 --port 9000",
     "millpond serve ./model.gguf --kv-memory 2G --max-num-seqs 32",
+    "millpond serve ./folder --chat-template template.jinja",
     "millpond serve smollm2 --watermark-blocks 8 --audit",
     "millpond serve smollm2 --kv-memory 64M --watermark auto",
     "millpond serve smollm2 --speculative ngram",
@@ -109,6 +112,7 @@ def serve(
     port: Port = 8000,
     dtype: Dtype = DEFAULTS.dtype,
     kv_dtype: KVDtype = DEFAULTS.kv_dtype,
+    quantize: Quantize = DEFAULTS.quantize,
     max_model_len: MaxModelLen = None,
     max_num_seqs: MaxNumSeqs = DEFAULTS.max_num_seqs,
     max_num_batched_tokens: MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
@@ -128,6 +132,7 @@ def serve(
     tenant_weights: TenantWeights = None,
     audit: Annotated[bool, typer.Option("--audit", help="Check every invariant after every step (slow).")] = False,
     served_model_name: ServedModelName = None,
+    chat_template: ChatTemplate = None,
     seed: Annotated[int, typer.Option("--seed", help="Key of the seeds of requests that bring none.")] = DEFAULTS.seed,
     api_key: ApiKey = None,
     api_key_file: ApiKeyFile = None,
@@ -160,7 +165,7 @@ def _serve(given: dict[str, Any], settings: Settings) -> None:
     host, port, model = given["host"], given["port"], given["model"]
     check_server(host, port, server_config)
     check_tenants([tenant for tenant, _ in config.tenant_weights], len(server_config.api_keys))
-    engine = loading.open_engine(model, config, settings)
+    engine = loading.open_engine(model, config, settings, given["chat_template"])
     listen(engine, host, port, given["served_model_name"] or model, server_config, load, given["log_format"])
 
 

@@ -23,7 +23,6 @@ from millpond.engine.metrics import EngineMetrics
 from millpond.engine.outputs import RequestOutput
 from millpond.engine.timelines import Timelines
 from millpond.errors import InvalidRequestError
-from millpond.text.chat import ChatTemplate
 from millpond.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -33,9 +32,10 @@ class Engine:
     """Turns one step after another over a scheduler and a runner.
 
     config is what the engine was built with, its open sizes filled in. vocab_size bounds the token ids that
-    may be sent and sampled. observer is called with the numbers of every step, in the thread that steps; metrics and
-    timelines, where they are set, keep what becomes of requests. prices are learned from what steps take. admitted are
-    the ids that the last step admitted, for the first time or again.
+    may be sent and sampled. embedding_size is that of a model that is made for embeddings, 0 of any other. observer is
+    called with the numbers of every step, in the thread that steps; metrics and timelines, where they are set, keep
+    what becomes of requests. prices are learned from what steps take. admitted are the ids that the last step admitted,
+    for the first time or again.
     Raises ModelFileError for a chat template that does not compile.
     """
 
@@ -50,14 +50,15 @@ class Engine:
         vocab_size: int,
         clock: Clock = time.monotonic,
         observer: Callable[[StepStats], None] | None = None,
+        embedding_size: int = 0,
     ) -> None:
         self.config = config
         self.scheduler = scheduler
         self.runner = runner
         self.tokenizer = tokenizer
-        self.chat_template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
+        self.chat_template = tokenizer.make_chat_template()
         self.model_name = model_name
-        self.limits = RequestLimits(vocab_size, scheduler.door, tokenizer.eos_token_ids, config.policy)
+        self.limits = RequestLimits(vocab_size, scheduler.door, tokenizer.eos_token_ids, config.policy, embedding_size)
         self.observer = observer
         self.metrics: EngineMetrics | None = None
         self.timelines: Timelines | None = None

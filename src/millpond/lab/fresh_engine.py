@@ -41,4 +41,5 @@ def engine_over(
         tokenizer=base.tokenizer,
         model_name=base.model_name,
         vocab_size=base.limits.vocab_size,
+        embedding_size=base.limits.embedding_size,
     )
