@@ -148,7 +148,6 @@ def prefix(
         isa=isa,
     )
     engine = loading.open_engine(model, config, context.ensure_object(Settings))
-    # Threads that wait for one another burn processor time; one alone does not.
     clock = time.process_time if engine.config.threads == 1 else time.perf_counter
     if restart:
         with counting_bar(len(counts)) as notify, folder_in(cache_dir) as folder:
