@@ -125,7 +125,7 @@ def test_a_checkpoint_can_be_quantised_wherever_one_is_loaded():
 def test_how_to_quantise_reaches_every_engine(monkeypatch, command):
     opened = []
 
-    def open_engine(model, config, settings):
+    def open_engine(model, config, settings, chat_template=None):
         opened.append(config.quantize)
         raise ConfigError("enough")
 

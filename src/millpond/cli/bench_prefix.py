@@ -106,12 +106,13 @@ def restart_table(rows: list[RestartRow]) -> Table:
     return table
 
 
+Workloads = Annotated[str, typer.Option("--workloads", metavar="NAME,NAME", help="Which of them, without --restart.")]
+
+
 def prefix(
     context: typer.Context,
     model: ModelOption = DEFAULT_MODEL,
-    workloads: Annotated[
-        str, typer.Option("--workloads", metavar="NAME,NAME", help="Which of them, without --restart.")
-    ] = "chat,shared,children,strangers",
+    workloads: Workloads = "chat,shared,children,strangers",
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds that count.")] = 3,
     dtype: Dtype = DEFAULTS.dtype,
     kv_dtype: KVDtype = DEFAULTS.kv_dtype,
@@ -135,7 +136,7 @@ def prefix(
     from millpond.cli.progress import counting_bar
     from millpond.lab.bench_prefix import PrefixBench
 
-    counts = check_use(context, restart) or parse_counts(lengths, "--lengths")
+    check_use(context, restart)
     names = [name.strip() for name in workloads.split(",") if name.strip()]
     config = EngineConfig(
         dtype=dtype,
@@ -149,6 +150,7 @@ def prefix(
     engine = loading.open_engine(model, config, context.ensure_object(Settings))
     clock = time.process_time if engine.config.threads == 1 else time.perf_counter
     if restart:
+        counts = parse_counts(lengths, "--lengths")
         with counting_bar(len(counts)) as notify, folder_in(cache_dir) as folder:
             restarted = restart_bench(engine, model, folder).run(counts, rounds, notify)
         show(restarted, lambda: restart_table(restarted), as_json)
@@ -158,14 +160,13 @@ def prefix(
     show(rows, lambda: as_table(rows), as_json)
 
 
-def check_use(context: typer.Context, restart: bool) -> tuple[int, ...]:
-    """No counts; raise BadParameter for an option that this measurement would not look at."""
+def check_use(context: typer.Context, restart: bool) -> None:
+    """Raise BadParameter for an option that this measurement would not look at."""
     for name in ("workloads",) if restart else ("lengths", "cache_dir"):
         if is_given(context, name):
             remedy = "leave out one of the two" if restart else "add it, or leave this out"
             kind = "is not used with --restart" if restart else "is used with --restart alone"
             raise typer.BadParameter(f"it {kind}: {remedy}", param_hint=f"'--{name.replace('_', '-')}'")
-    return ()
 
 
 @contextmanager

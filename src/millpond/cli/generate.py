@@ -50,6 +50,9 @@ Prompt = Annotated[
     typer.Argument(help="The prompt; if absent, standard input less its last newline; for -, standard input exactly."),
 ]
 
+Seed = Annotated[int | None, typer.Option("--seed", help="Key of the random draws [default: the same one every time]")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the answer; may be repeated.")]
+
 
 def register(app: typer.Typer) -> None:
     app.command("generate", help=HELP, epilog=EXAMPLES)(generate)
@@ -95,12 +98,8 @@ def generate(
     top_k: Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens up to this share.")] = 1.0,
     min_p: Annotated[float, typer.Option("--min-p", help="Drop tokens below this share of the likeliest.")] = 0.0,
-    seed: Annotated[
-        int | None, typer.Option("--seed", help="Key of the random draws [default: the same one every time]")
-    ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option("--stop", help="Text that ends the answer; may be repeated.")
-    ] = None,
+    seed: Seed = None,
+    stop: Stop = None,
     dtype: Dtype = DEFAULTS.dtype,
     kv_dtype: KVDtype = DEFAULTS.kv_dtype,
     quantize: Quantize = DEFAULTS.quantize,
