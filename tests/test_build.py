@@ -180,6 +180,13 @@ def test_the_schedulers_reserve_is_fixed_unless_it_is_to_choose_itself(build_sma
     assert given.watermark_blocks == 3
 
 
+@pytest.mark.parametrize(("size", "most_bytes"), [(None, 4 * 2**30), (2**20, 2**20)])
+def test_the_folder_of_prefixes_holds_what_the_config_says(build_small, tmp_path, size, most_bytes):
+    engine = build_small(replace(SMALL, prefix_dir=tmp_path / "prefixes", prefix_dir_size=size))
+    assert engine.scheduler.disk.store._folder.most_bytes == most_bytes
+    engine.close()
+
+
 def test_the_schedulers_pool_and_the_runners_cache_have_the_same_size(build_small):
     engine = build_small(replace(SMALL, block_size=32, max_model_len=64))
     assert engine.scheduler.pool.num_blocks == 8
@@ -245,7 +252,7 @@ def test_more_threads_than_may_run_are_refused(build_small):
 
 
 def test_kernels_that_the_processor_lacks_or_nobody_knows_are_refused(build_small):
-    with pytest.raises(ConfigError, match="isa must be one of auto, avx512, vnni256, avx2, portable; got 'sse'"):
+    with pytest.raises(ConfigError, match="isa must be one of auto, amx, avx512, vnni256, avx2, portable; got 'sse'"):
         build_small(replace(SMALL, isa="sse"))
 
 

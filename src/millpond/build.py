@@ -14,15 +14,14 @@ from typing import Any
 from llvmlite import binding
 from numba.core import event
 
-from millpond.config import EngineConfig
-from millpond.core.block_pool import blocks_for_length, resolve_watermark_blocks
+from millpond.config import PREFIX_DIR_BYTES, EngineConfig
+from millpond.core.block_pool import blocks_for_length
 from millpond.core.disk_prefixes import DiskPrefixes
-from millpond.core.policies import make_policy
-from millpond.core.reserve import AutoReserve
-from millpond.core.scheduler import Scheduler
+from millpond.core.reserve import make_reserve
 from millpond.core.speculation import PromptLookup
 from millpond.core.step import Clock
 from millpond.engine.engine import Engine
+from millpond.engine.scheduling import make_scheduler
 from millpond.errors import ConfigError, ModelFileError
 from millpond.kernels.attention import BLOCK
 from millpond.kernels.cache import SOURCE_FOLDERS, source_hash
@@ -39,9 +38,11 @@ from millpond.model.arrays import kv_block_bytes, kv_storage
 from millpond.model.checkpoint import ModelFile, open_checkpoint
 from millpond.model.config import ModelConfig
 from millpond.model.packed import packed_weights
+from millpond.model.pooling import LAST, read_pooling
 from millpond.model.random_weights import random_weights, random_weights_bytes
 from millpond.model.weights import ModelWeights
 from millpond.runner.model_runner import ModelRunner
+from millpond.text.given_template import read_template
 from millpond.text.tokenizer import Tokenizer
 
 Notify = Callable[[str], None]
@@ -90,8 +91,8 @@ def plan_pool(figures: ModelConfig, config: EngineConfig, available: int) -> Poo
             f"a pool of {num_blocks} blocks takes {num_blocks * block_bytes} bytes, but {available} are available; "
             f"give the pool less (kv_memory)"
         )
-    reserve = resolve_watermark_blocks(num_blocks, config.watermark, config.watermark_blocks)
-    return PoolPlan(num_blocks, config.block_size, block_bytes, reserve, max_model_len, reason)
+    reserve = make_reserve(num_blocks, config.block_size, config.watermark, config.watermark_blocks)
+    return PoolPlan(num_blocks, config.block_size, block_bytes, reserve.blocks, max_model_len, reason)
 
 
 def _num_blocks(config: EngineConfig, max_model_len: int, block_bytes: int, available: int) -> tuple[int, str]:
@@ -117,36 +118,33 @@ def build_engine(
     notify: Notify = lambda line: None,
     cache_dir: Path | None = None,
     progress: Progress = ignore,
+    chat_template: str | None = None,
     **engine_options: Any,
 ) -> Engine:
     """An engine that is ready to serve: weights packed or read as they were packed before, pool allocated, kernels
     compiled or loaded.
 
     model is a known name, a file, a folder or org/repo[:file]. cache_dir, where packed weights are kept, is the user's
-    cache folder unless given. progress hears of weights that are being packed. engine_options go to Engine (clock,
-    observer).
+    cache folder unless given. progress hears of weights that are being packed. chat_template, a template or its file,
+    takes the place of the model's own. engine_options go to Engine (clock, observer).
     Raises ModelNotFoundError, ModelFileError, DownloadError or ConfigError.
     """
+    template = None if chat_template is None else read_template(chat_template)
     if find(model) is None:
         notify(f"fetching {model} ...")
     path = resolve(model)
     file, figures = open_checkpoint(path)
     tokenizer = read_tokenizer(file)
+    if template is not None:
+        tokenizer = tokenizer.with_chat_template(template)
     config, plan = _settle(figures, config or EngineConfig())
     if config.prefix_dir is not None:
         check_writable(config.prefix_dir)
     runner = _build_runner(file, figures, config, plan, tokenizer.vocab_size, cache_dir, notify, progress)
-    scheduler = Scheduler(
-        num_blocks=plan.num_blocks,
-        block_size=plan.block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=plan.max_model_len,
-        watermark_blocks=plan.watermark_blocks,
-        reserve=AutoReserve(plan.num_blocks, plan.block_size) if config.chooses_reserve else None,
-        drafter=PromptLookup(config.speculative_tokens) if config.speculative == "ngram" else None,
+    scheduler = make_scheduler(
+        config,
         prefix_cache=config.prefix_cache,
-        policy=make_policy(config.policy, dict(config.tenant_weights)),
+        drafter=PromptLookup(config.speculative_tokens) if config.speculative == "ngram" else None,
         disk=None if config.prefix_dir is None else open_disk(config.prefix_dir, file.paths, config, runner),
     )
     return Engine(
@@ -156,8 +154,17 @@ def build_engine(
         tokenizer=tokenizer,
         model_name=name_of(path) if Path(model).exists() else model,
         vocab_size=tokenizer.vocab_size,
+        embedding_size=embedding_size(file, figures, notify),
         **engine_options,
     )
+
+
+def embedding_size(file: ModelFile, figures: ModelConfig, notify: Notify) -> int:
+    """The length of the model's embeddings, 0 where it makes none."""
+    pooling = read_pooling(file)
+    if pooling not in (None, LAST):
+        notify(f"this model makes its embeddings by {pooling!r}, which is not supported ({LAST!r} is): it gives none")
+    return figures.hidden_size if pooling == LAST else 0
 
 
 def name_of(path: Path) -> str:
@@ -179,7 +186,8 @@ def open_disk(
     Raises ConfigError for a folder that cannot be had or written to.
     """
     form = BlockFormat(_identity(model, runner.config, config), config.block_size, runner.block_bytes)
-    store = PrefixStore(folder, form, most_bytes=config.prefix_dir_size, read_block=runner.read_block, clock=clock)
+    most_bytes = config.prefix_dir_size or PREFIX_DIR_BYTES
+    store = PrefixStore(folder, form, most_bytes=most_bytes, read_block=runner.read_block, clock=clock)
     return DiskPrefixes(store, config.block_size, clock)
 
 

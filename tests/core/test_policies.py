@@ -49,6 +49,9 @@ def test_a_policy_is_made_by_its_name_and_is_fcfs_where_none_is_given():
     kinds = [type(make_policy(name, {"a": 2.0})) for name in ("fcfs", "priority", "fair")]
     assert kinds == [Fcfs, Priority, Fair]
     assert make_policy("fair", {"a": 2.0}).weights == {"a": 2.0}
+    assert make_policy("priority", {}, ageing_steps=7).ageing_steps == 7
+    fair = make_policy("fair", {}, quantum=8, most_turns=9)
+    assert (fair.quantum, fair.most_turns) == (8, 9)
     assert isinstance(make_scheduler().policy, Fcfs)
 
 

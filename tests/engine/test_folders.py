@@ -119,3 +119,18 @@ def split_folder(folder):
         write_safetensors(folder / file, {name: arrays[name] for name in arrays if places[name] == file})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     (folder / "model.safetensors").unlink()
+
+
+TEMPLATE = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+
+
+def test_a_given_chat_template_takes_the_place_of_the_models_own(files, tmp_path):
+    (tmp_path / "own.jinja").write_text(TEMPLATE)
+    for given in (TEMPLATE, str(tmp_path / "own.jinja")):
+        (answer,) = LLM(str(files / "tiny"), chat_template=given, **SIZES).chat(HI, GREEDY)
+        assert answer.prompt == "<hi there>"
+
+
+def test_a_given_chat_template_with_an_error_is_refused(files):
+    with pytest.raises(ModelFileError, match="error in line 1"):
+        LLM(str(files / "tiny"), chat_template="{% for %}", **SIZES)

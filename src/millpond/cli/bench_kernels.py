@@ -114,7 +114,7 @@ def builder(model: str, shape: str | None, settings: Settings) -> Callable[[Engi
         path = loading.fetch_model(model, settings)
         return lambda config: build_model_runner(path, config)
     if shape not in SHAPES:
-        raise ConfigError(f"shape must be one of {', '.join(SHAPES)}, got {shape!r}")
+        raise ConfigError(f"--shape must be one of {', '.join(SHAPES)}, got {shape!r}")
     return lambda config: build_random_runner(SHAPES[shape], config)
 
 

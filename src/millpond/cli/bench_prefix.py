@@ -27,8 +27,10 @@ from millpond.cli.options import (
     examples,
     format_memory,
     parse_counts,
+    parse_folder,
 )
 from millpond.cli.settings import Settings
+from millpond.cli.traffic import is_given
 from millpond.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -108,7 +110,7 @@ def prefix(
     context: typer.Context,
     model: ModelOption = DEFAULT_MODEL,
     workloads: Annotated[
-        str, typer.Option("--workloads", metavar="NAME,NAME", help="Which of them.")
+        str, typer.Option("--workloads", metavar="NAME,NAME", help="Which of them, without --restart.")
     ] = "chat,shared,children,strangers",
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds that count.")] = 3,
     dtype: Dtype = DEFAULTS.dtype,
@@ -124,13 +126,16 @@ def prefix(
     ] = "512,1500,4000",
     cache_dir: Annotated[
         Path | None,
-        typer.Option("--cache-dir", metavar="DIR", help="The folder of --restart [default: a temporary one]"),
+        typer.Option(
+            "--cache-dir", parser=parse_folder, metavar="DIR", help="The folder of --restart [default: a temporary one]"
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list with an object for each row.")] = False,
 ) -> None:
     from millpond.cli.progress import counting_bar
     from millpond.lab.bench_prefix import PrefixBench
 
+    check_use(context, restart)
     counts = parse_counts(lengths, "--lengths")
     names = [name.strip() for name in workloads.split(",") if name.strip()]
     config = EngineConfig(
@@ -153,6 +158,15 @@ def prefix(
     with counting_bar(len(names)) as notify:
         rows = PrefixBench(engine, clock).run(names, rounds, notify)
     show(rows, lambda: as_table(rows), as_json)
+
+
+def check_use(context: typer.Context, restart: bool) -> None:
+    """Raise BadParameter for an option that this measurement would not look at."""
+    for name in ("workloads",) if restart else ("lengths", "cache_dir"):
+        if is_given(context, name):
+            remedy = "leave out one of the two" if restart else "add it, or leave this out"
+            kind = "is not used with --restart" if restart else "is used with --restart alone"
+            raise typer.BadParameter(f"it {kind}: {remedy}", param_hint=f"'--{name.replace('_', '-')}'")
 
 
 @contextmanager

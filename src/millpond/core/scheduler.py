@@ -41,10 +41,10 @@ class RequestUpdate(NamedTuple):
 class Scheduler:
     """Continuous batching over a block pool: schedule(), run the step, update(); again while has_work.
 
-    max_num_batched_tokens None means no budget of tokens per step. reserve, where given, chooses in place of
-    watermark_blocks. The running are in the policy's order, which is that of arrival by default: every running request
-    is older than every waiting one then, because only the head is admitted and only the last running request is
-    preempted. A finished request keeps its blocks and its slot until the next schedule().
+    max_num_batched_tokens None means no budget of tokens per step. watermark_blocks are held back from newcomers,
+    unless a reserve is given that says how many. The running are in the policy's order, which is that of arrival by
+    default: every running request is older than every waiting one then, because only the head is admitted and only the
+    last running request is preempted. A finished request keeps its blocks and its slot until the next schedule().
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int | None,
         max_model_len: int,
-        watermark_blocks: int,
+        watermark_blocks: int = 0,
         reserve: Reserve | None = None,
         drafter: Drafter | None = None,
         prefix_cache: bool = False,

@@ -50,7 +50,7 @@ def read_scheme(config: Mapping[str, Any]) -> Scheme:
         raise ModelFileError(f"{KEY!r} must be an object, got {shown(section)}")
     method = section.get("quant_method")
     readers = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed}
-    if method not in readers:
+    if not isinstance(method, str) or method not in readers:
         raise _unsupported("quant_method", method, " or ".join(readers))
     return readers[method](section)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from millpond.errors import ModelFileError
+from millpond.errors import ModelFileError, shown
 from millpond.load.dequantize import Tensor
 from millpond.load.ggml_types import BLOCKS, GGMLType
 from millpond.load.gguf import MAX_DIMENSIONS, MAX_TENSORS, GGUFTensor
@@ -169,7 +169,7 @@ def _checked(file: str, name: str, entry: Any, size: int) -> tuple[GGMLType, tup
     fields = entry if isinstance(entry, dict) else {}
     shape, offsets = (_whole_numbers(fields.get(key)) for key in ("shape", "data_offsets"))
     if shape is None or offsets is None or len(offsets) != 2 or len(shape) > MAX_DIMENSIONS:
-        raise ModelFileError(f"{what} must have a shape and two data_offsets, got {str(entry)[:120]}")
+        raise ModelFileError(f"{what} must have a shape and two data_offsets, got {shown(entry)}")
     kind = TYPES.get(str(fields.get("dtype")))
     if kind is None:
         raise ModelFileError(

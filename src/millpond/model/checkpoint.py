@@ -13,6 +13,7 @@ from millpond.errors import ModelFileError
 from millpond.load.dequantize import Tensor, dequantize
 from millpond.load.ggml_types import GGMLType
 from millpond.load.gguf import GGUFFile, GGUFTensor, open_gguf
+from millpond.load.pickles import refuse_pickle
 from millpond.load.quantization_config import KEY, quantised_weights, read_scheme
 from millpond.load.safetensors import SafetensorsFile, open_safetensors
 from millpond.model.architecture import WHOLE_NAMES, Architecture
@@ -24,6 +25,7 @@ from millpond.model.tensors import expected_shapes
 ModelFile = GGUFFile | SafetensorsFile
 EMBEDDING = "token_embd.weight"
 DIVISORS = {"short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}  # of the frequencies, in longrope
+OUTER, INNER = "model.", ("embed_tokens.", "layers.", "norm.")
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj")
 
@@ -31,9 +33,13 @@ EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj")
 def open_checkpoint(path: Path) -> tuple[ModelFile, ModelConfig]:
     """Open a GGUF file or a part of one, a .safetensors file or its folder. Raises ModelFileError for what cannot be
     run."""
+    refuse_pickle(path)
     if path.is_dir() or path.suffix == ".safetensors":
         file = open_safetensors(path)
-        config = figures_of_config(file.metadata, vocab_size_of(file, WHOLE_NAMES["token_embd"] + ".weight"))
+        embedding = WHOLE_NAMES["token_embd"] + ".weight"
+        inner = embedding.removeprefix(OUTER)
+        name = inner if inner in file.tensors else embedding
+        config = figures_of_config(file.metadata, vocab_size_of(file, name))
         if KEY in file.metadata:
             scheme = read_scheme(file.metadata)
             file = replace(file, tensors=quantised_weights(file.path.name, scheme, file.tensors))
@@ -80,7 +86,9 @@ def renamed(file: SafetensorsFile, architecture: Architecture) -> dict[str, Tens
     layer = {theirs: ours for ours, theirs in architecture.hugging_face_names().items()}
     tensors = {}
     for name, tensor in file.tensors.items():
-        ours = whole.get(name) or _layer_name(name, layer) or name
+        # Of a model that is made for embeddings a file may have the inner model alone, without the name of the outer.
+        theirs = OUTER + name if name.startswith(INNER) else name
+        ours = whole.get(theirs) or _layer_name(theirs, layer) or name
         if architecture.norm_shift and ours.endswith("norm.weight"):
             tensor = shifted(tensor, architecture.norm_shift)
         tensors[ours] = replace(tensor, name=name)  # messages call it what the file does

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from millpond.text.chat import ChatTemplate
 from millpond.text.checks import check_unicode
 from millpond.text.folder_source import folder_source
 from millpond.text.gguf_source import gguf_source
-from millpond.text.source import DEFAULT_TEMPLATE, TokenizerSource
+from millpond.text.marks import RenderedChat
+from millpond.text.source import DEFAULT_TEMPLATE, TOOL_TEMPLATE, TokenizerSource
+from millpond.text.spoken import SpokenText, encoded
 from millpond.text.vocabulary import SPECIAL_TYPES, Vocabulary
 
 
@@ -23,6 +26,7 @@ class Tokenizer:
 
     source: TokenizerSource
     special_token_ids: frozenset[int]
+    _spoken: SpokenText
     _whole_texts: dict[int, str | None] = field(default_factory=dict)
 
     @classmethod
@@ -44,7 +48,8 @@ class Tokenizer:
 
     @classmethod
     def of(cls, source: TokenizerSource) -> Tokenizer:
-        return cls(source, frozenset(source.vocabulary.ids_of(SPECIAL_TYPES)))
+        special = frozenset(source.vocabulary.ids_of(SPECIAL_TYPES))
+        return cls(source, special, SpokenText(source.backend, special))
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -72,6 +77,17 @@ class Tokenizer:
     def chat_template(self) -> str | None:
         return self.source.templates.get(DEFAULT_TEMPLATE)
 
+    def with_chat_template(self, template: str) -> Tokenizer:
+        """The same tokenizer with this chat template in place of its own ones."""
+        return Tokenizer.of(replace(self.source, templates={DEFAULT_TEMPLATE: template}))
+
+    def make_chat_template(self) -> ChatTemplate:
+        """Its chat templates, ready to render. ModelFileError for a syntax error in one."""
+        tool_template = self.source.templates.get(TOOL_TEMPLATE)
+        return ChatTemplate(
+            self.chat_template, self.special_tokens, tool_template=tool_template, kept_text=self._spoken.special_texts
+        )
+
     @property
     def special_tokens(self) -> dict[str, str]:
         """The texts that a chat template may ask for: bos_token, eos_token, unk_token and pad_token, where named."""
@@ -89,9 +105,16 @@ class Tokenizer:
         Other Python threads run meanwhile.
         """
         check_unicode(text)
-        # The batch call, even for one text: it lets go of the interpreter lock, and encode() does not.
-        token_ids = list(self.source.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        token_ids = encoded(self.source.backend, text)
         return self._with_ends(token_ids) if add_special_tokens else token_ids
+
+    def encode_chat(self, text: RenderedChat) -> list[int]:
+        """The ids of what a chat template gave, which writes special tokens itself. Those that a message spells are
+        text in them: they become what their characters are. InvalidRequestError for text that is not valid Unicode."""
+        if not text.spoken:
+            return self.encode(text, add_special_tokens=False)
+        check_unicode(text)
+        return self._spoken.encode(text)
 
     def _with_ends(self, token_ids: list[int]) -> list[int]:
         begin, end = list(self.source.begin), list(self.source.end)
