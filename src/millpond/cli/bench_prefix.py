@@ -135,8 +135,7 @@ def prefix(
     from millpond.cli.progress import counting_bar
     from millpond.lab.bench_prefix import PrefixBench
 
-    check_use(context, restart)
-    counts = parse_counts(lengths, "--lengths")
+    counts = check_use(context, restart) or parse_counts(lengths, "--lengths")
     names = [name.strip() for name in workloads.split(",") if name.strip()]
     config = EngineConfig(
         dtype=dtype,
@@ -148,7 +147,6 @@ def prefix(
         isa=isa,
     )
     engine = loading.open_engine(model, config, context.ensure_object(Settings))
-    # Threads that wait for one another burn processor time; one alone does not.
     clock = time.process_time if engine.config.threads == 1 else time.perf_counter
     if restart:
         with counting_bar(len(counts)) as notify, folder_in(cache_dir) as folder:
@@ -160,13 +158,14 @@ def prefix(
     show(rows, lambda: as_table(rows), as_json)
 
 
-def check_use(context: typer.Context, restart: bool) -> None:
-    """Raise BadParameter for an option that this measurement would not look at."""
+def check_use(context: typer.Context, restart: bool) -> tuple[int, ...]:
+    """No counts; raise BadParameter for an option that this measurement would not look at."""
     for name in ("workloads",) if restart else ("lengths", "cache_dir"):
         if is_given(context, name):
             remedy = "leave out one of the two" if restart else "add it, or leave this out"
             kind = "is not used with --restart" if restart else "is used with --restart alone"
             raise typer.BadParameter(f"it {kind}: {remedy}", param_hint=f"'--{name.replace('_', '-')}'")
+    return ()
 
 
 @contextmanager
