@@ -121,7 +121,10 @@ def test_a_checkpoint_can_be_quantised_wherever_one_is_loaded():
     assert {name for name, options in offered.items() if "--quantize" in options} == loads
 
 
-@pytest.mark.parametrize("command", ["serve", "generate x", "chat", "bench engine", "bench overhead", "bench prefix"])
+@pytest.mark.parametrize(
+    "command",
+    ["serve", "generate x", "chat", "bench engine", "bench overhead", "bench prefix", f"eval perplexity {__file__}"],
+)
 def test_how_to_quantise_reaches_every_engine(monkeypatch, command):
     opened = []
 
