@@ -68,6 +68,12 @@ def prompt_tokens(engine: Engine, prompt: str, as_chat: bool) -> list[int]:
     return engine.tokenizer.encode(prompt)
 
 
+def check_template(chat_template: str | None, as_chat: bool) -> None:
+    """Raise ConfigError for a template that would be of no effect."""
+    if chat_template is not None and not as_chat:
+        raise ConfigError("--chat-template is for a prompt that is sent as a message; add --chat")
+
+
 def complete(
     engine: Engine, prompt_token_ids: list[int], sampling: SamplingParams, as_json: bool, out: Callable[[str], None]
 ) -> None:
@@ -132,7 +138,6 @@ def generate(
         speculative_tokens=speculative_tokens,
     )
     text = read_prompt(prompt, sys.stdin)
-    if chat_template is not None and not chat:
-        raise ConfigError("--chat-template is for a prompt that is sent as a message; add --chat")
+    check_template(chat_template, chat)
     engine = loading.open_engine(model, config, context.ensure_object(Settings), chat_template)
     complete(engine, prompt_tokens(engine, text, chat), sampling, as_json, write_out)
