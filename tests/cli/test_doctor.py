@@ -50,7 +50,8 @@ def test_a_model_that_is_not_here_is_not_fetched_and_the_remedy_is_named(tmp_pat
     [
         ({"avx512bf16"}, "vnni256", "avx512 needs avx512bf16; it can run vnni256, avx2, portable"),
         ({"avx512vnni", "avxvnni"}, "avx2", "vnni256 needs avxvnni; it can run avx2, portable"),
-        (set(), "avx512", "it has all they need; it can run avx512, vnni256, avx2, portable"),
+        ({"amx-permission"}, "avx512", "amx needs amx-permission; it can run avx512, vnni256, avx2, portable"),
+        (set(), "amx", "it has all they need; it can run amx, avx512, vnni256, avx2, portable"),
     ],
 )
 def test_it_names_the_kernels_that_a_processor_gets_and_what_it_lacks_for_better_ones(monkeypatch, lacks, kernels, why):
@@ -159,4 +160,4 @@ def test_as_many_slots_as_the_server_may_have_can_be_asked_about(model, capsys):
 
 def test_a_setting_that_the_engine_would_refuse_is_refused_here_too(model, capsys):
     assert run(["doctor", str(model), "--max-model-len", "9999"], {}) == 1
-    assert "error: max_model_len is 9999" in capsys.readouterr().err
+    assert "error: --max-model-len is 9999" in capsys.readouterr().err

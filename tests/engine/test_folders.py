@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -10,7 +11,10 @@ from millpond import LLM, SamplingParams
 from millpond.build import build_engine
 from millpond.config import EngineConfig
 from millpond.errors import ModelFileError
-from tiny_models import tiny_model
+from millpond.load.dequantize import dequantize
+from millpond.load.safetensors import open_safetensors
+from quantised_folders import Checkpoint, gptq
+from tiny_models import tiny_model, write_safetensors
 from tiny_tokenizers import write_tiny_tokenizer
 
 SIZES = {"dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 32, "num_blocks": 16, "threads": 1}
@@ -85,6 +89,36 @@ def test_a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused(tmp
     (folder / "tokenizer.json").write_text(json.dumps(written))
     with pytest.raises(ModelFileError, match="the tokenizer has 268 tokens, but the embedding only 267 rows"):
         build_engine(str(folder), EngineConfig(**SIZES))
+
+
+def test_a_gptq_folder_and_one_in_parts_answer_as_the_plain_folder_of_the_same_weights(tmp_path):
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 64}
+    Checkpoint(config, gptq).write(tmp_path / "gptq", plain=tmp_path / "plain")
+    shutil.copytree(tmp_path / "plain", tmp_path / "parts")
+    split_folder(tmp_path / "parts")
+    answers = []
+    for name in ("gptq", "plain", "parts"):
+        write_tiny_tokenizer(tmp_path / name)
+        completions = LLM(str(tmp_path / name), **SIZES).generate(PROMPTS, GREEDY)
+        answers.append([each.outputs[0].token_ids for each in completions])
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_a_folder_is_quantised_as_it_is_loaded(files):
+    llm = LLM(str(files / "tiny"), **{**SIZES, "dtype": "auto", "quantize": "q4"})
+    assert llm.engine.config.quantize == "q4"
+    assert len(llm.generate("a", GREEDY)[0].outputs[0].token_ids) == 12
+
+
+def split_folder(folder):
+    """Its tensors in two files and an index."""
+    weights = open_safetensors(folder).tensors
+    arrays = {name: dequantize(tensor) for name, tensor in weights.items()}
+    places = {name: f"model-0000{1 + index % 2}-of-00002.safetensors" for index, name in enumerate(arrays)}
+    for file in set(places.values()):
+        write_safetensors(folder / file, {name: arrays[name] for name in arrays if places[name] == file})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    (folder / "model.safetensors").unlink()
 
 
 TEMPLATE = "{% for m in messages %}<{{ m.content }}>{% endfor %}"

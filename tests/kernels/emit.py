@@ -9,7 +9,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from millpond.kernels.isa import ISAS, runnable
+from millpond.kernels.isa import runnable, vectors_of
 from millpond.kernels.simd import V16F32, V16I8, V16I16, V16I32, V32I16, V64I8, Ir
 
 RUNNABLE_ISAS = runnable()
@@ -29,7 +29,7 @@ def lanes(emit: Callable, inputs: list, output, isa: str = "portable") -> Callab
     @intrinsic
     def run(typingctx, count, target, sources):
         def codegen(context, builder, signature, args):
-            ir, (count, target, sources) = Ir(builder, ISAS[isa]), args
+            ir, (count, target, sources) = Ir(builder, vectors_of(isa)), args
             places = cgutils.unpack_tuple(builder, sources)
 
             def step(i, _):

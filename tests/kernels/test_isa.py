@@ -1,22 +1,26 @@
 """Which kernels run: by what the processor has, or as asked, and never what it lacks; and what their code may use."""
 
 import platform
+from types import SimpleNamespace
 
 import numba
 import pytest
 
 from millpond.errors import ConfigError
+from millpond.kernels import isa as isa_module
 from millpond.kernels.isa import (
     AVX2,
     AVX512,
     FEATURES,
     NEEDS,
+    PERMITTED,
     PORTABLE,
     VNNI256,
     CpuFeatures,
     choose,
     detect,
     limits,
+    permit_tiles,
     runnable,
 )
 
@@ -24,6 +28,7 @@ HASWELL = frozenset({"avx2", "fma", "f16c"})
 ALDER_LAKE = HASWELL | {"avxvnni"}
 ICE_LAKE = HASWELL | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"}
 ZEN_4 = ICE_LAKE | {"avx512bf16"}
+SAPPHIRE_RAPIDS = ZEN_4 | {"avxvnni", "amx-tile", "amx-int8", "amx-bf16", PERMITTED}
 
 
 def processor(flags) -> CpuFeatures:
@@ -33,6 +38,7 @@ def processor(flags) -> CpuFeatures:
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
+        (SAPPHIRE_RAPIDS, ["amx", "avx512", "vnni256", "avx2", "portable"]),
         (ZEN_4, ["avx512", "vnni256", "avx2", "portable"]),
         (ICE_LAKE, ["vnni256", "avx2", "portable"]),
         (ALDER_LAKE, ["vnni256", "avx2", "portable"]),
@@ -51,6 +57,52 @@ def test_a_processor_runs_the_best_kernels_that_it_can_and_may_be_told_to_run_th
 @pytest.mark.parametrize("lacks", NEEDS["avx512"][0])
 def test_a_processor_that_lacks_any_part_of_avx512_does_not_run_its_kernels(lacks):
     assert choose("auto", processor(ZEN_4 - {lacks})) != "avx512"
+
+
+@pytest.mark.parametrize("lacks", NEEDS["amx"][0])
+def test_a_processor_that_lacks_any_part_of_amx_does_not_run_its_kernels(lacks):
+    assert choose("auto", processor(SAPPHIRE_RAPIDS - {lacks})) != "amx"
+
+
+@pytest.fixture
+def system(monkeypatch):
+    """What the system answers when it is asked for AMX's registers: 0 is yes. Lists what it was asked."""
+
+    def answer(value):
+        asked = []
+        library = SimpleNamespace(syscall=lambda *numbers: asked.append(numbers) or value)
+        monkeypatch.setattr(isa_module.ctypes, "CDLL", lambda name: library)
+        monkeypatch.setattr(isa_module.sys, "platform", "linux")
+        monkeypatch.setattr(isa_module.platform, "machine", lambda: "x86_64")
+        permit_tiles.cache_clear()
+        return asked
+
+    yield answer
+    permit_tiles.cache_clear()
+
+
+def test_the_system_is_asked_once_for_the_registers_of_amx(system, compiled_for):
+    compiled_for(SAPPHIRE_RAPIDS - {PERMITTED})
+    asked = system(0)
+    assert detect().flags == detect().flags == SAPPHIRE_RAPIDS
+    assert asked == [(158, 0x1023, 18)]  # arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    assert choose() == "amx"
+
+
+def test_where_the_system_refuses_the_next_best_runs_and_amx_is_refused_saying_so(system, compiled_for):
+    compiled_for(SAPPHIRE_RAPIDS - {PERMITTED})
+    system(-1)
+    assert detect().flags == SAPPHIRE_RAPIDS - {PERMITTED}
+    assert choose() == "avx512"
+    with pytest.raises(ConfigError, match="the system refuses them to this process"):
+        choose("amx")
+
+
+def test_the_system_is_not_asked_where_the_processor_has_no_amx(system, compiled_for):
+    compiled_for(ZEN_4)
+    asked = system(0)
+    assert detect().flags == ZEN_4
+    assert not asked
 
 
 @pytest.mark.parametrize("lacks", sorted(ALDER_LAKE))
@@ -72,6 +124,7 @@ def test_a_processor_of_another_kind_runs_the_portable_kernels():
     [
         ("avx512", ZEN_4 - {"avx512bf16", "avx512vnni"}, "avx512vnni, avx512bf16"),
         ("avx512", ICE_LAKE, "avx512bf16"),
+        ("amx", ZEN_4, "amx-tile, amx-int8, amx-bf16, amx-permission"),
         ("vnni256", HASWELL, "avxvnni"),
         ("vnni256", ICE_LAKE - {"avx512vl"}, "avxvnni"),
         ("avx2", {"avx2"}, "fma, f16c"),
@@ -84,7 +137,9 @@ def test_kernels_that_a_processor_cannot_run_are_refused_naming_what_is_missing(
 
 @pytest.mark.parametrize("setting", ["sse", "", "AVX512"])
 def test_an_unknown_name_is_refused_with_those_that_are_known(setting):
-    with pytest.raises(ConfigError, match=f"must be one of auto, avx512, vnni256, avx2, portable; got '{setting}'"):
+    with pytest.raises(
+        ConfigError, match=f"must be one of auto, amx, avx512, vnni256, avx2, portable; got '{setting}'"
+    ):
         choose(setting, processor(ZEN_4))
 
 

@@ -15,6 +15,7 @@ from millpond.kernels.matmul import (
     F32_WEIGHTS,
     GROUP,
     HALF,
+    MANY_ROWS,
     MOST_OUTLIERS,
     OUTLIER_COUNT,
     OUTLIERS,
@@ -34,8 +35,9 @@ from millpond.kernels.tiles import load_tiles
 INTEGERS = {"U4": U4, "U8": U8}
 KINDS = {**INTEGERS, "BF16": BF16, "F32": F32_WEIGHTS}
 DEPTH, COLUMNS = 320, 1000  # five groups; 21 tiles, the last not full: one thread takes two at a time
-ROW_COUNTS = [*range(1, 10), ROW_BLOCK + 2]  # a tile is unpacked for more rows than 4, and the next block is crossed
-MANY = 20  # rows that go through an unpacked tile
+# A tile is unpacked for more rows than 4, AMX takes MANY_ROWS and more, 16 at a time, and the next block is crossed.
+ROW_COUNTS = [*range(1, 10), MANY_ROWS, MANY_ROWS + 9, ROW_BLOCK + 2]
+MANY = MANY_ROWS + 4  # rows that go through an unpacked tile
 OUTLIER_CHANNELS = np.array([3, 4, 36, 141, 319], np.int64)  # low and high nibbles, three in one group, the last
 
 INTEGER_CASES = {
@@ -227,7 +229,7 @@ def test_all_instruction_sets_give_the_same_bits_but_for_the_bfloat16_products_o
     portable = run("portable", layer, rows, MANY)
     for isa in RUNNABLE_ISAS:
         other = run(isa, layer, rows, MANY)
-        if case[0] == BF16 and isa == "avx512":
+        if case[0] == BF16 and isa in ("amx", "avx512"):
             np.testing.assert_allclose(other, portable, rtol=0, atol=2e-6 * np.abs(portable).max())
         else:
             np.testing.assert_array_equal(other, portable, err_msg=isa)

@@ -20,6 +20,7 @@ from millpond.cli.options import (
     MaxModelLen,
     ModelArgument,
     PrefixCache,
+    Quantize,
     Speculative,
     SpeculativeTokens,
     Threads,
@@ -167,6 +168,7 @@ def chat(
     ] = None,
     dtype: Dtype = DEFAULTS.dtype,
     kv_dtype: KVDtype = DEFAULTS.kv_dtype,
+    quantize: Quantize = DEFAULTS.quantize,
     max_model_len: MaxModelLen = None,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
@@ -178,6 +180,7 @@ def chat(
     config = EngineConfig(
         dtype=dtype,
         kv_dtype=kv_dtype,
+        quantize=quantize,
         max_model_len=max_model_len,
         threads=threads,
         isa=isa,

@@ -18,6 +18,7 @@ from millpond.cli.options import (
     Isa,
     KVDtype,
     ModelOption,
+    Quantize,
     Speculative,
     SpeculativeTokens,
     Threads,
@@ -108,6 +109,7 @@ def generate(
     ] = None,
     dtype: Dtype = DEFAULTS.dtype,
     kv_dtype: KVDtype = DEFAULTS.kv_dtype,
+    quantize: Quantize = DEFAULTS.quantize,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-text token.")] = False,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
@@ -132,6 +134,7 @@ def generate(
     config = EngineConfig(
         dtype=dtype,
         kv_dtype=kv_dtype,
+        quantize=quantize,
         threads=threads,
         isa=isa,
         speculative=speculative,

@@ -226,7 +226,12 @@ def attend(
     k_scales = address(key_scales) + kv_head * key_scales.strides[1]
     v_scales = address(value_scales) + kv_head * value_scales.strides[1]
     o_bytes, score_bytes, at_table = head_dim * 4, scores.strides[0], address(table) + 8 * skipped
-    for b in range(blocks):
+    if tiles.all_scores:
+        call(
+            tiles.all_scores, 0, rows, q, q_bytes, k, keys.strides[0], at_table, blocks, address(scores), score_bytes,
+            scale,
+        )  # fmt: skip
+    for b in range(0 if tiles.all_scores else blocks):
         place = table[skipped + b]
         k_b, scales_b = k + place * keys.strides[0], k_scales + place * key_scales.strides[0]
         for r in range(0, rows, TILE_ROWS):
@@ -240,6 +245,12 @@ def attend(
             tiles.softmax[windowed], 0, 0, own - window - skipped * BLOCK, at_s, own - skipped * BLOCK, blocks,
             at_table, v_scales, value_scales.strides[0], address(factors) + 4 * r,
         )  # fmt: skip
+    if tiles.all_values:
+        call(
+            tiles.all_values, 0, rows, address(scores), score_bytes, at_table, blocks, v, values.strides[0],
+            address(factors), o, o_bytes,
+        )  # fmt: skip
+        return
     for r in range(0, rows, TILE_ROWS):
         n, p, f = min(TILE_ROWS, rows - r), address(scores) + r * score_bytes, address(factors) + 4 * r
         dim, at_o = 0, o + r * o_bytes

@@ -1,8 +1,12 @@
-"""Which instructions the tiles may use, from the best down: "avx512" (VNNI for u8 x s8 dot products, BF16 for pairs of
-bfloat16), "vnni256" (VNNI on 256 bits), "avx2", and "portable", vector code that LLVM lowers for any processor."""
+"""Which instructions the tiles may use, from the best down: "amx" (products of 16 rows and columns at once, beside all
+of avx512), "avx512" (VNNI for u8 x s8 dot products, BF16 for pairs of bfloat16), "vnni256" (VNNI on 256 bits), "avx2",
+and "portable", vector code that LLVM lowers for any processor."""
 
+import ctypes
 import platform
+import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -11,12 +15,17 @@ from numba.core.codegen import get_host_cpu_features
 
 from millpond.errors import ConfigError
 
-PORTABLE, AVX2, VNNI256, AVX512 = range(4)  # what compiled code is literally told
-ISAS = {"avx512": AVX512, "vnni256": VNNI256, "avx2": AVX2, "portable": PORTABLE}
+PORTABLE, AVX2, VNNI256, AVX512, AMX = range(5)  # what compiled code is literally told
+ISAS = {"amx": AMX, "avx512": AVX512, "vnni256": VNNI256, "avx2": AVX2, "portable": PORTABLE}
 AVX2_NEEDS = ("avx2", "fma", "f16c")
+AVX512_NEEDS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512bf16")
+# A process asks Linux once for the registers of AMX, before any of its threads may use them.
+PERMITTED = "amx-permission"
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA = 158, 0x1023, 18
 # What each needs, in one of these ways. VNNI on 256 bits came to some processors without AVX512.
 NEEDS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "avx512": (("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512bf16"),),
+    "amx": ((*AVX512_NEEDS, "amx-tile", "amx-int8", "amx-bf16", PERMITTED),),
+    "avx512": (AVX512_NEEDS,),
     "vnni256": ((*AVX2_NEEDS, "avxvnni"), (*AVX2_NEEDS, "avx512vl", "avx512vnni")),
     "avx2": (AVX2_NEEDS,),
     "portable": ((),),
@@ -39,8 +48,19 @@ class CpuFeatures:
 
 def detect() -> CpuFeatures:
     """What this processor is and can do."""
-    flags = frozenset(flag for flag, is_there in compiled_for().items() if is_there)
-    return CpuFeatures(_processor_name(), platform.machine(), flags)
+    flags = {flag for flag, is_there in compiled_for().items() if is_there}
+    if "amx-tile" in flags and permit_tiles():
+        flags.add(PERMITTED)
+    return CpuFeatures(_processor_name(), platform.machine(), frozenset(flags))
+
+
+@cache
+def permit_tiles() -> bool:
+    """Ask the system to let this process, all its threads, use the registers of AMX; False where it does not."""
+    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+        return False
+    arch_prctl = ctypes.CDLL(None).syscall
+    return int(arch_prctl(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA)) == 0
 
 
 def compiled_for() -> dict[str, bool]:
@@ -75,9 +95,19 @@ def choose(setting: str = "auto", features: CpuFeatures | None = None) -> str:
     if setting not in ISAS:
         raise ConfigError(f"isa must be one of auto, {', '.join(ISAS)}; got {setting!r}")
     missing = features.missing(setting)
+    if missing == [PERMITTED]:
+        raise ConfigError(
+            f"isa {setting} needs AMX's registers, and the system refuses them to this process "
+            "(arch_prctl ARCH_REQ_XCOMP_PERM); use --isa auto"
+        )
     if missing:
         raise ConfigError(f"isa {setting} needs {', '.join(missing)}, which this processor lacks; use --isa auto")
     return setting
+
+
+def vectors_of(isa: str) -> int:
+    """The instruction set of what is not made of AMX's tiles, as compiled code is told."""
+    return min(ISAS[isa], AVX512)
 
 
 def limits(isa: int) -> dict[str, str]:

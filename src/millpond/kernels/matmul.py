@@ -62,6 +62,8 @@ STEPS_AT, BASES_AT, U4_SCALES_AT = (int(U4_GROUP.fields[name][1]) for name in ("
 U8_SCALES_AT = int(U8_GROUP.fields["scales"][1])
 U4_BYTES, U8_BYTES = U4_GROUP.itemsize, U8_GROUP.itemsize
 ROWS = 4
+AMX_ROWS = 16  # that go through AMX at a time
+MANY_ROWS = 2 * AMX_ROWS  # from so many on rows go through AMX, where there is one
 ROW_BLOCK = 256  # the most rows that go through one unpacked tile
 OWN_ROWS = 64  # from so many rows a thread on, a thread takes rows and all tiles; else tiles and all rows
 LINE = 64
@@ -88,7 +90,7 @@ def _integer_group(ir, kind, rows, vectors, g, acc, a, lda, w, first, sums, ldsu
         dots.append([ir.const(V16I32, 0)] * vectors)  # every other product: one chain would be waited for
     columns = range(first, first + vectors)
     keeps, kept_g = kind == FIRST_U4, ir.at(unpacked, ir.times(g, U8_BYTES))
-    for k, codes in enumerate(_group_codes(ir, kind, w_g, columns, first == 0 and kind != NEAR_U8)):
+    for k, codes in enumerate(group_codes(ir, kind, w_g, columns, first == 0 and kind != NEAR_U8)):
         for j, x in zip(columns if keeps else [], codes, strict=False):
             ir.store(x, kept_g, (k * VECTORS + j) * 64)
         codes = [b.bitcast(x, V16I32) for x in codes]
@@ -97,9 +99,7 @@ def _integer_group(ir, kind, rows, vectors, g, acc, a, lda, w, first, sums, ldsu
             dots[chain] = [ir.dot_u8s8(dot, x, activation) for dot, x in zip(dots[chain], codes, strict=True)]
     if two_chains:
         dots = [[b.add(even, odd) for even, odd in zip(*dots, strict=True)]]
-    halves = [
-        ir.load(V16I16, w_g, (U4_SCALES_AT if kind in (U4, FIRST_U4) else U8_SCALES_AT) + 32 * j) for j in columns
-    ]
+    halves = [ir.load(V16I16, w_g, scales_at(kind) + 32 * j) for j in columns]
     for j, x in zip(columns if keeps else [], halves, strict=False):
         ir.store(x, kept_g, U8_SCALES_AT + 32 * j)
     scale = [ir.half_to_float(x) for x in halves]
@@ -111,7 +111,12 @@ def _integer_group(ir, kind, rows, vectors, g, acc, a, lda, w, first, sums, ldsu
     return result
 
 
-def _group_codes(ir, kind, w_g, columns, fetches=False):
+def scales_at(kind):
+    """Where in a group of an integer tile its scales begin."""
+    return U4_SCALES_AT if kind in (U4, FIRST_U4) else U8_SCALES_AT
+
+
+def group_codes(ir, kind, w_g, columns, fetches=False):
     """The codes of a group for some vectors of columns, four k after four k. fetches: the tile fetches itself, line by
     line between its instructions: a whole group's lines at once would hold these up."""
     lines = group_bytes.py_func(kind) // LINE if fetches else 0
@@ -235,7 +240,7 @@ def gemm_tile(
                 acc = ir.loop(groups, [ir.zero()] * (rows_ * vectors), partial(group, first, a_b, sums_b, near_b))
                 if kind_ not in (BF16, F32_WEIGHTS):
                     values = ir.at(sums_b, ir.times(groups, 8))
-                    acc = _add_outliers(ir, acc, vectors, values, lds, ir.at(outliers, first * 64), outlier_count)
+                    acc = add_outliers(ir, acc, vectors, values, lds, ir.at(outliers, first * 64), outlier_count)
                 places = [
                     (ir.at(c_b, builder.mul(ldc, I64(r))), 64 * (first + j))
                     for r in range(rows_)
@@ -256,7 +261,7 @@ def gemm_tile(
     return types.void(isa, kind, rows, *[types.int64] * 15), codegen
 
 
-def _add_outliers(ir, acc, vectors, values, ldvalues, weights, count):
+def add_outliers(ir, acc, vectors, values, ldvalues, weights, count):
     """acc[r] += sum over the outlier channels o of values[r, o] * weights[o]; float32."""
     b = ir.b
 
@@ -303,6 +308,9 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch):
     for an unpacked tile.
     """
     kind, groups = layer[KIND], layer[DEPTH] // (GROUP if layer[KIND] <= U8 else SHORT_SUM)
+    if tiles.many_rows and kind <= U8 and last - first >= MANY_ROWS:
+        many_rows_through(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch)
+        return
     tile_bytes = groups * group_bytes(kind)
     source = w = layer[WEIGHTS] + tile * tile_bytes
     calls = (last - first + ROWS - 1) // ROWS
@@ -331,6 +339,22 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch):
         near, blocks = near + blocks * near_count * LINE, (last - first) // ROWS
         if kind == FIRST_U4:
             kind, w = NEAR_U8, address(scratch)
+
+
+@njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def many_rows_through(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch):
+    """linear_tile for many rows by AMX (amx.py)."""
+    kind, groups, rows, count = layer[KIND], layer[DEPTH] // GROUP, last - first, layer[OUTLIER_COUNT]
+    tile_bytes, lines = groups * group_bytes(kind), (rows + AMX_ROWS - 1) // AMX_ROWS * LINE
+    source, outliers = layer[WEIGHTS] + tile * tile_bytes, layer[OUTLIER_WEIGHTS] + tile * MOST_OUTLIERS * COLUMNS * 4
+    lda, ldsums = input_stride(layer), sums.strides[0]
+    fetch(outliers, count * VECTORS)
+    call(tiles.make_signed[kind], 0, source, groups, address(scratch))
+    call(
+        tiles.many_rows, rows, layer[ADDS], address(inputs) + first * lda, lda, address(scratch),
+        address(sums) + first * ldsums, ldsums, outliers, count, c, ldc, groups,
+        source + tile_bytes, (tile_bytes + lines - 1) // lines,
+    )  # fmt: skip
 
 
 @njit(cache=True, nogil=True)

@@ -11,7 +11,8 @@ from numba import njit, prange, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from millpond.kernels.isa import ISAS
+from millpond.kernels.amx import SUM_BYTES, configure, load_tile, store_tile, tile_call
+from millpond.kernels.isa import AMX, AVX512, ISAS, vectors_of
 from millpond.kernels.link import call, entry_point
 from millpond.kernels.matmul import linear
 from millpond.kernels.simd import I64, V16F32, V16I32, Ir, address
@@ -20,6 +21,10 @@ from millpond.kernels.threads import clock_into, enter, leave, new_sync
 DOT_U8S8, DOT_BF16, FMA_F32, READ = range(4)
 DOTS = {"u8 x s8": DOT_U8S8, "bf16": DOT_BF16, "float32": FMA_F32}
 PRODUCTS = {DOT_U8S8: 64, DOT_BF16: 32, FMA_F32: 16}  # of one vector instruction's worth
+# The instructions of AMX, which sum the products of 16 rows of 64 bytes and 16 columns, and how many of them stand in a
+# round, each with sums of its own.
+AMX_DOTS = {DOT_U8S8: "tdpbssd", DOT_BF16: "tdpbf16ps"}
+AMX_TILES = 4
 WEIGHT_VECTORS, ROWS = 3, 4  # as in a matmul tile: so many vectors of weights meet so many rows
 DOT_ROUNDS = 1 << 16
 PIECE = 2048  # bytes: the keys of one head in a block of 16 positions
@@ -110,6 +115,35 @@ def _dots(ir, kind, place, count):
     return ir.loop(count, [*weights, *[start] * (WEIGHT_VECTORS * ROWS)], round_)[WEIGHT_VECTORS:]
 
 
+@intrinsic(prefer_literal=True)
+def amx_probe_tile(typingctx, kind, place, count, sink):
+    """`count` times AMX_TILES times the products of the rows at `place` and the weights behind them, both of SUM_BYTES;
+    the sums go to `sink`, one behind the other."""
+    kind_ = kind.literal_value
+
+    def codegen(context, builder, signature, args):
+        ir, (place, count, sink) = Ir(builder, AVX512), args[1:]
+        configure(ir, [(I64(16), 64)] * (2 + AMX_TILES))
+        sums = range(2, 2 + AMX_TILES)
+        load_tile(ir, 0, place, I64(64))
+        load_tile(ir, 1, ir.at(place, SUM_BYTES), I64(64))
+        for each in sums:
+            tile_call(ir, "tilezero", each)
+        ir.loop(count, [], lambda *_: [tile_call(ir, AMX_DOTS[kind_], each, 0, 1) for each in sums] and [])
+        for i, each in enumerate(sums):
+            store_tile(ir, each, ir.at(sink, i * SUM_BYTES), I64(64))
+        tile_call(ir, "tilerelease")
+        return context.get_dummy_value()
+
+    return types.void(kind, *[types.int64] * 3), codegen
+
+
+@njit(cache=True, nogil=True)
+def amx_probe(isa, kind, place, count, sink):
+    """amx_probe_tile as a function to be compiled on its own, for each kind, and called as probe is."""
+    amx_probe_tile(kind, place, count, sink)
+
+
 @njit(cache=True, nogil=True)
 def probe(isa, kind, place, count, sink):
     """probe_tile as a function to be compiled on its own, once for each (isa, kind)."""
@@ -142,10 +176,14 @@ class Probes:
 
     def __init__(self, isa: str, threads: int) -> None:
         self.isa, self.threads = isa, threads
-        level = types.literal(ISAS[isa])
+        level = types.literal(vectors_of(isa))
         kinds = (*DOTS.values(), READ)
         self._entries = [entry_point(probe, level, types.literal(kind), *[types.int64] * 3) for kind in kinds]
-        self.sinks = np.zeros((threads, WEIGHT_VECTORS * ROWS, 16), np.int32)
+        self._products = {kind: WEIGHT_VECTORS * ROWS * each for kind, each in PRODUCTS.items()}
+        for kind in AMX_DOTS if ISAS[isa] == AMX else ():
+            self._entries[kind] = entry_point(amx_probe, level, types.literal(kind), *[types.int64] * 3)
+            self._products[kind] = AMX_TILES * 16 * 16 * PRODUCTS[kind]
+        self.sinks = np.zeros((threads, max(WEIGHT_VECTORS * ROWS, AMX_TILES * 16), 16), np.int32)
 
     def run(self, kind: int, places: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         """Run a probe; places: an address for each thread. Returns int64 [threads, 2], when each thread began and ended
@@ -163,7 +201,7 @@ class Probes:
         places = np.full(self.threads, operands.ctypes.data, np.int64)
         runs = many(lambda _: self.run(kind, places, DOT_ROUNDS))
         shortest = np.min([ended - began for began, ended in (run.T for run in runs)], axis=0) / 1e9
-        return float((DOT_ROUNDS * WEIGHT_VECTORS * ROWS * PRODUCTS[kind] * 2 / shortest).sum())
+        return float((DOT_ROUNDS * self._products[kind] * 2 / shortest).sum())
 
     def read_rate(self, memory: NDArray[np.uint8], order: NDArray[np.int64] | None = None) -> float:
         """Bytes per second of reading `memory` in the best run, from the first thread's begin to the last one's end.

@@ -92,10 +92,11 @@ class Ir:
     def store(self, value, address, offset=0):
         self.b.store(value, self.b.inttoptr(self.at(address, offset), value.type.as_pointer()), align=1)
 
-    def prefetch(self, address, offset=0):
-        """Ask for the cache line at an address (any address: nothing faults) to be brought near."""
+    def prefetch(self, address, offset=0, near=3):
+        """Ask for the cache line at an address (any address: nothing faults) to be brought near: 3 for the first-level
+        cache, 2 for the second."""
         pointer = self.b.inttoptr(self.at(address, offset), I8.as_pointer())
-        self.call("llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(3), I32(1))
+        self.call("llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(near), I32(1))
 
     def in_place(self):
         """Keep what reads memory before here before it, and what reads it after here after it."""

@@ -7,8 +7,10 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from millpond.kernels.attention import GROUP_TOKENS, KV_KINDS, TILE_ROWS, cap_scores, score, softmax, value
-from millpond.kernels.isa import ISAS
+from millpond.kernels.amx import make_signed, many_rows
+from millpond.kernels.amx_attention import all_scores, all_values, fits
+from millpond.kernels.attention import BF16_KV, GROUP_TOKENS, KV_KINDS, TILE_ROWS, cap_scores, score, softmax, value
+from millpond.kernels.isa import AMX, ISAS, vectors_of
 from millpond.kernels.link import entry_point
 from millpond.kernels.matmul import BF16, F32_WEIGHTS, FIRST_U4, KINDS, NEAR_U8, ROWS, U4, U8, gemm
 
@@ -18,14 +20,19 @@ TILES_OF = {U4: {U4, FIRST_U4, NEAR_U8, U8}, U8: {U8, NEAR_U8}, BF16: {BF16}, F3
 
 class Tiles(NamedTuple):
     """Addresses by literal: gemm [kind, rows], score [rows], softmax [windowed], value [rows, vectors]; 0 where the
-    model needs none. threads: how many share a step."""
+    model needs none. threads: how many share a step. many_rows: of the tile for many rows, 0 where the instruction set
+    has none; make_signed [kind]: of what prepares it; all_scores, all_values: in place of score and value, or 0."""
 
     threads: int
     gemm: NDArray[np.int64]
+    make_signed: NDArray[np.int64]
+    many_rows: int
     score: NDArray[np.int64]
     softmax: NDArray[np.int64]
     cap: int
     value: NDArray[np.int64]
+    all_scores: int
+    all_values: int
 
 
 def load_tiles(
@@ -45,14 +52,20 @@ def load_tiles(
     windowed: some layer attends to a window only; capped: scores are capped.
     link is called with each function and the types of its arguments, and returns its address.
     """
-    level, kv = types.literal(ISAS[isa]), types.literal(KV_KINDS[kv_dtype])
+    level, kv = types.literal(vectors_of(isa)), types.literal(KV_KINDS[kv_dtype])
     ints = [types.int64] * 15
-    gemms = np.zeros((KINDS, ROWS + 1), np.int64)
+    gemms, signed, many = np.zeros((KINDS, ROWS + 1), np.int64), np.zeros(U8 + 1, np.int64), 0
     for kind in set().union(*(TILES_OF[kind] for kind in kinds)):
         for rows in range(ROWS if kind in (NEAR_U8, FIRST_U4) else 1, ROWS + 1):
             gemms[kind, rows] = link(gemm, level, types.literal(kind), types.literal(rows), *ints)
+    integers = {U4, U8}.intersection(kinds) if ISAS[isa] == AMX else ()
+    for kind in integers:
+        signed[kind] = link(make_signed, types.literal(kind), *ints[:3])
+    if integers:
+        many = link(many_rows, *ints[:14])
     scores, values = np.zeros(TILE_ROWS + 1, np.int64), np.zeros((TILE_ROWS + 1, 5), np.int64)
-    for rows in attention_rows(heads_per_kv):
+    by_amx = ISAS[isa] == AMX and KV_KINDS[kv_dtype] == BF16_KV and fits(head_dim)
+    for rows in () if by_amx else attention_rows(heads_per_kv):
         literal = types.literal(rows)
         scores[rows] = link(score, level, kv, literal, *ints[:6], types.float32, types.int64)
         for vectors in [4] * (head_dim >= 64) + [1] * (head_dim % 64 > 0):
@@ -63,10 +76,14 @@ def load_tiles(
     return Tiles(
         threads=threads,
         gemm=gemms,
+        make_signed=signed,
+        many_rows=many,
         score=scores,
         softmax=softmaxes,
         cap=link(cap_scores, types.int64, types.float32, types.int64) if capped else 0,
         value=values,
+        all_scores=link(all_scores, types.literal(head_dim), *ints[:9], types.float32) if by_amx else 0,
+        all_values=link(all_values, types.literal(head_dim), *ints[:10]) if by_amx else 0,
     )
 
 

