@@ -49,6 +49,9 @@ Prompt = Annotated[
     str | None,
     typer.Argument(help="The prompt; if absent, standard input less its last newline; for -, standard input exactly."),
 ]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one object: text, prompt_token_ids, token_ids, finish_reason.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -117,9 +120,7 @@ def generate(
     speculative_tokens: SpeculativeTokens = DEFAULTS.speculative_tokens,
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as one user message.")] = False,
     chat_template: ChatTemplate = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one object: text, prompt_token_ids, token_ids, finish_reason.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     sampling = SamplingParams(
         max_tokens=max_tokens,
