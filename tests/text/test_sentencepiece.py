@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millpond.core.step import TokenScore
 from millpond.errors import ModelFileError
+from millpond.serve.logprobs import CompletionLogprobs, TokenNames
 from millpond.text.backends import implied_merges
 from millpond.text.detokenizer import Detokenizer
 from millpond.text.sentencepiece_model import read_sentencepiece_model
@@ -240,3 +242,13 @@ def test_a_model_that_is_cut_or_changed_anywhere_is_read_or_refused(end, change,
     for data in (whole[:end], whole[:end] + bytes([change]) + whole[end + 1 :]):
         path.write_bytes(data)
         assert (told := outcome(path)) == "read" or "tokenizer.model" in told
+
+
+def test_the_offsets_of_an_echoed_prompt_are_places_in_its_text(tiny):
+    prompt, output = tiny.encode("hello wo"), [IDS["▁wo"], IDS["r"]]
+    scores = [TokenScore(each, -1.0, 1, ()) for each in (*prompt[1:], *output)]
+    shown = CompletionLogprobs(TokenNames(tiny, skip_special_tokens=True))
+    offsets = shown.prompt(prompt, scores[: len(prompt) - 1], 0)["text_offset"]
+    offsets += shown.output(scores[len(prompt) - 1 :])["text_offset"]
+    text = tiny.decode(prompt) + tiny.decode(output, continues=True)
+    assert (text, offsets) == ("hello wo wor", [0, 0, 5, 8, 11])
