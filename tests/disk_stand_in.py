@@ -51,6 +51,10 @@ class MemoryDisk:
         self.used: list[tuple[bytes, int]] = []
         self.is_closed = False
 
+    @property
+    def num_unwritten(self) -> int:
+        return 0
+
     def __contains__(self, key: bytes) -> bool:
         return key in self.blocks
 

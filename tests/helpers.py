@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 import zlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +44,12 @@ def scripted_score(token_id: int, num_top: int) -> TokenScore:
     """The score that the scripted model gives a token, whatever stands before it."""
     top = tuple((other, -1 / (2 + other)) for other in range(num_top))
     return TokenScore(token_id, -1 / (2 + token_id), 1 + token_id, top)
+
+
+def scripted_embedding(token_ids: Sequence[int]) -> bytes:
+    """The embedding that the scripted model makes: four numbers of length 1, others for other tokens."""
+    first = 0.1 + (sum(token_ids) % 7) / 10
+    return struct.pack("<4f", first, -math.sqrt(1 - first**2 - 0.05), 0.1, 0.2)
 
 
 class ScriptedRunner:
@@ -112,7 +120,11 @@ class ScriptedRunner:
         first, end = each.first_position + 1, each.first_position + len(each.token_ids) + (not each.samples)
         prompt = () if of_prompt is None else admission.prompt_token_ids[first:end]
         scored = tuple(scripted_score(token_id, of_prompt or 0) for token_id in prompt)
-        return RequestScores(each.request_id, sampled, first, scored) if sampled or scored else None
+        embeds = admission.sampling.embedding and each.samples and not each.output_position
+        embedding = scripted_embedding(admission.prompt_token_ids) if embeds else None
+        return (
+            RequestScores(each.request_id, sampled, first, scored, embedding) if sampled or scored or embeds else None
+        )
 
     def _take_slot(self, each: ScheduledRequest) -> None:
         if each.admission is not None:

@@ -180,6 +180,13 @@ def test_the_schedulers_reserve_is_fixed_unless_it_is_to_choose_itself(build_sma
     assert given.watermark_blocks == 3
 
 
+@pytest.mark.parametrize(("size", "most_bytes"), [(None, 4 * 2**30), (2**20, 2**20)])
+def test_the_folder_of_prefixes_holds_what_the_config_says(build_small, tmp_path, size, most_bytes):
+    engine = build_small(replace(SMALL, prefix_dir=tmp_path / "prefixes", prefix_dir_size=size))
+    assert engine.scheduler.disk.store._folder.most_bytes == most_bytes
+    engine.close()
+
+
 def test_the_schedulers_pool_and_the_runners_cache_have_the_same_size(build_small):
     engine = build_small(replace(SMALL, block_size=32, max_model_len=64))
     assert engine.scheduler.pool.num_blocks == 8
@@ -320,19 +327,21 @@ def test_the_identity_of_prefixes_is_that_of_all_that_their_bits_depend_on(tmp_p
     for path, content in ((model, b"weights"), (copy, b"weights"), (other, b"weightz")):
         path.write_bytes(content)
     config = EngineConfig(isa="portable")
-    own = build._identity(model, config)
-    assert build._identity(copy, replace(config, threads=1, max_num_seqs=2, num_blocks=9)) == own
-    changes = ({"isa": "avx2"}, {"dtype": "float32"}, {"kv_dtype": "int8"}, {"block_size": 32})
+    own = build._identity((model,), FIGURES, config)
+    assert build._identity((copy,), FIGURES, replace(config, threads=1, max_num_seqs=2, num_blocks=9)) == own
+    changes = ({"isa": "avx2"}, {"dtype": "float32"}, {"kv_dtype": "int8"}, {"block_size": 32}, {"quantize": "q8"})
     identities = {
         own,
-        build._identity(other, config),
-        *(build._identity(model, replace(config, **it)) for it in changes),
+        build._identity((other,), FIGURES, config),
+        build._identity((model, other), FIGURES, config),
+        build._identity((model,), replace(FIGURES, norm_epsilon=1e-3), config),
+        *(build._identity((model,), FIGURES, replace(config, **it)) for it in changes),
     }
     for name in ("get_host_cpu_name", "source_hash"):
         with monkeypatch.context() as changed:
             changed.setattr(build if name == "source_hash" else build.binding, name, lambda *args: "another")
-            identities.add(build._identity(model, config))
-    assert len(identities) == 1 + 1 + len(changes) + 2
+            identities.add(build._identity((model,), FIGURES, config))
+    assert len(identities) == 1 + 3 + len(changes) + 2
 
 
 def test_a_folder_that_cannot_hold_prefixes_is_refused_before_anything_is_packed(tmp_path, monkeypatch):

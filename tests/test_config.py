@@ -16,6 +16,8 @@ from millpond.errors import ConfigError
         ("dtype", "float16"),
         ("kv_dtype", "float8"),
         ("kv_dtype", None),
+        ("quantize", "q5"),
+        ("quantize", True),
         ("max_model_len", 0),
         ("max_num_seqs", None),
         ("max_num_seqs", True),
@@ -49,6 +51,7 @@ from millpond.errors import ConfigError
         ("policy", None),
         ("prefix_dir_size", 0),
         ("prefix_dir", 1),
+        ("prefix_dir", ""),
     ],
 )
 def test_a_setting_of_the_wrong_kind_or_size_is_refused_by_name(name: str, value: Any):
@@ -63,9 +66,17 @@ def test_a_reserve_may_choose_itself_unless_it_is_given_in_blocks():
 
 
 def test_a_folder_of_prefixes_without_a_prefix_cache_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="with prefix_cache off there is nothing"):
+    with pytest.raises(ConfigError, match="but prefix_cache is off: turn it on, or give no prefix_dir"):
         EngineConfig(prefix_dir=tmp_path, prefix_cache=False)
     assert EngineConfig(prefix_dir=str(tmp_path)).prefix_dir == tmp_path
+
+
+def test_a_size_of_the_folder_of_prefixes_without_the_folder_is_refused(tmp_path):
+    with pytest.raises(
+        ConfigError, match="prefix_dir_size bounds a folder that is not named: name one with prefix_dir"
+    ):
+        EngineConfig(prefix_dir_size=4 * 2**30)
+    assert EngineConfig(prefix_dir=tmp_path, prefix_dir_size=2**20).prefix_dir_size == 2**20
 
 
 def test_a_token_budget_that_no_scratch_could_hold_is_refused():
@@ -77,6 +88,8 @@ def test_a_token_budget_that_no_scratch_could_hold_is_refused():
 def test_8_bit_keys_and_values_are_refused_beside_float32_for_everything():
     with pytest.raises(ConfigError, match="kv_dtype int8 would round what dtype float32 keeps exact"):
         EngineConfig(dtype="float32", kv_dtype="int8")
+    with pytest.raises(ConfigError, match="quantize q8 would round what dtype float32 keeps exact"):
+        EngineConfig(dtype="float32", quantize="q8")
 
 
 @pytest.mark.parametrize(
@@ -95,5 +108,7 @@ def test_a_weight_out_of_bounds_is_refused_with_its_tenant(weight: Any):
 
 def test_weights_without_the_fair_policy_are_refused():
     assert EngineConfig(policy="fair", tenant_weights=(("a", 2.0),)).tenant_weights == (("a", 2.0),)
-    with pytest.raises(ConfigError, match="tenant_weights count where policy is fair, and it is priority"):
+    with pytest.raises(
+        ConfigError, match="tenant_weights count with the policy fair, and it is priority: set policy to fair"
+    ):
         EngineConfig(policy="priority", tenant_weights=(("a", 2.0),))

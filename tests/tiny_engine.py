@@ -61,6 +61,7 @@ def make_engine(
     prefix_cache: bool = True,
     policy: str = "fcfs",
     disk: Callable[[ScriptedRunner], DiskPrefixes | None] = lambda runner: None,
+    embedding_size: int = 0,
     **runner_settings: Any,
 ) -> Engine:
     """wrap goes around the scripted runner, which is engine.runner without it."""
@@ -87,6 +88,7 @@ def make_engine(
         tokenizer=tokenizer,
         model_name="tiny",
         vocab_size=tokenizer.vocab_size,
+        embedding_size=embedding_size,
     )
 
 

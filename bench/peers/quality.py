@@ -1,27 +1,29 @@
 """Quality beside speed: how far each engine's distributions are from the float32 reference, on the same tokens.
 
-The reference is transformers in float32 on the dequantised weights of the one file. llama.cpp is measured by its own
-perplexity tool against the reference's log-probabilities, millpond by its logits at the same positions.
+The reference is transformers in float32 on the dequantised weights of the one file. Its log-probabilities are in one
+file, against which llama.cpp is measured by its own perplexity tool and millpond by `millpond eval kl`.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.peers.engines import llamacpp
 from bench.peers.environments import REFERENCE, run_logged
-from bench.peers.klbase import counted
 from bench.peers.processes import EngineFailure
 from bench.peers.sessions import Sample
 from bench.peers.site import ROOT, Site
 from bench.peers.store import RunStore
 from millpond.load.gguf import open_gguf
+from millpond.runner.logits_file import counted
 from millpond.text.tokenizer import Tokenizer
 
 TEXT = ROOT / "tests" / "golden" / "text.txt"
@@ -33,32 +35,6 @@ FIGURES = {
     "kl_p99": r"99\.0%\s+KLD:\s+([-\d.]+)",
     "top1": r"Same top p:\s+([\d.]+)",
 }
-
-
-def compare(reference: NDArray[np.float32], logits: NDArray[np.float32]) -> Sample:
-    """Mean and 99th percentile of KL(reference || logits) in nats, and the share of positions with the same top token.
-
-    Both are [..., vocab].
-    """
-    if reference.shape != logits.shape:
-        raise ValueError(f"the reference is {reference.shape}, the logits are {logits.shape}")
-    vocab = reference.shape[-1]
-    divergences, same = [], []
-    for ours, theirs in zip(logits.reshape(-1, vocab), reference.reshape(-1, vocab), strict=True):
-        base, other = log_softmax(theirs), log_softmax(ours)
-        divergences.append(float((np.exp(base) * (base - other)).sum()))
-        same.append(bool(theirs.argmax() == ours.argmax()))
-    return {
-        "kl_mean": float(np.mean(divergences)),
-        "kl_p99": float(np.percentile(divergences, 99)),
-        "top1": float(np.mean(same)),
-        "positions": len(same),
-    }
-
-
-def log_softmax(row: NDArray[np.float32]) -> NDArray[np.float64]:
-    shifted = row.astype(np.float64) - row.max()
-    return shifted - np.log(np.exp(shifted).sum())
 
 
 def parse_perplexity(output: str) -> Sample:
@@ -80,25 +56,36 @@ def text_chunks(site: Site) -> NDArray[np.int32]:
 
 
 def make_reference(site: Site) -> Path:
-    """The folder with the reference's logits, made once for a model. Raises EngineFailure."""
+    """The folder with the reference's log-probabilities, made once for a model. Raises EngineFailure."""
     folder = site.work / "quality"
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "base.bin").exists():
         np.save(folder / "tokens.npy", text_chunks(site))
         command = [site.python(REFERENCE), "-m", "bench.peers.workers.reference"]
         command += [str(site.model), str(folder / "tokens.npy"), str(folder)]
-        run_logged(REFERENCE, command, site.log("quality"), {"PYTHONPATH": str(ROOT / "tests")})
+        run_logged(REFERENCE, command, site.log("quality"), {"PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'src'}"})
     return folder
 
 
 def of_millpond(site: Site, folder: Path) -> Sample:
-    logits_file = folder / "millpond.npy"
-    command = [site.python("millpond"), "-m", "bench.peers.workers.millpond_logits"]
-    command += [str(site.model), str(folder / "tokens.npy"), str(logits_file), str(len(site.cores))]
-    run_logged("millpond", command, site.log("quality"))
-    sample = compare(np.load(folder / "reference.npy"), np.load(logits_file))
-    logits_file.unlink()
-    return sample
+    """Raises EngineFailure where the command fails."""
+    command = [site.python("millpond"), "-m", "millpond.cli", "eval", "kl", "--model", str(site.model), "--json"]
+    command += ["--reference", str(folder / "base.bin"), "--threads", str(len(site.cores))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_SECONDS)
+    if done.returncode:
+        raise EngineFailure(f"millpond: eval kl ended with {done.returncode}: {done.stderr[-500:]}")
+    return sample_of(json.loads(done.stdout))
+
+
+def sample_of(measured: dict[str, Any]) -> Sample:
+    """What `millpond eval kl` has measured."""
+    divergence = measured["kl"]
+    return {
+        "kl_mean": divergence["mean"],
+        "kl_p99": divergence["p99"],
+        "top1": measured["same_top"]["mean"],
+        "positions": measured["tokens"],
+    }
 
 
 def of_llamacpp(site: Site, folder: Path, variant: str) -> Sample:
@@ -113,7 +100,7 @@ def of_llamacpp(site: Site, folder: Path, variant: str) -> Sample:
     except ValueError as error:
         raise EngineFailure(f"llamacpp:{variant}: {error} (exit {done.returncode}): {done.stderr[-500:]}") from None
     chunks = text_chunks(site)
-    return sample | {"positions": len(chunks) * len(range(CONTEXT)[counted(CONTEXT)])}
+    return sample | {"positions": len(chunks) * len(counted(CONTEXT))}
 
 
 def measure_quality(site: Site, store: RunStore, engines: set[str], tell: Callable[[str], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +14,14 @@ from typing import Any
 from llvmlite import binding
 from numba.core import event
 
-from millpond.config import EngineConfig
-from millpond.core.block_pool import blocks_for_length, resolve_watermark_blocks
+from millpond.config import PREFIX_DIR_BYTES, EngineConfig
+from millpond.core.block_pool import blocks_for_length
 from millpond.core.disk_prefixes import DiskPrefixes
-from millpond.core.policies import make_policy
-from millpond.core.reserve import AutoReserve
-from millpond.core.scheduler import Scheduler
+from millpond.core.reserve import make_reserve
 from millpond.core.speculation import PromptLookup
 from millpond.core.step import Clock
 from millpond.engine.engine import Engine
+from millpond.engine.scheduling import make_scheduler
 from millpond.errors import ConfigError, ModelFileError
 from millpond.kernels.attention import BLOCK
 from millpond.kernels.cache import SOURCE_FOLDERS, source_hash
@@ -32,15 +31,18 @@ from millpond.load.block_file import BlockFormat
 from millpond.load.gguf import GGUFFile
 from millpond.load.prefix_folder import check_writable
 from millpond.load.prefix_store import PrefixStore
+from millpond.load.progress import Progress, ignore
 from millpond.load.store import default_cache_dir, find, resolve
 from millpond.machine import available_memory
 from millpond.model.arrays import kv_block_bytes, kv_storage
 from millpond.model.checkpoint import ModelFile, open_checkpoint
 from millpond.model.config import ModelConfig
 from millpond.model.packed import packed_weights
+from millpond.model.pooling import LAST, read_pooling
 from millpond.model.random_weights import random_weights, random_weights_bytes
 from millpond.model.weights import ModelWeights
 from millpond.runner.model_runner import ModelRunner
+from millpond.text.given_template import read_template
 from millpond.text.tokenizer import Tokenizer
 
 Notify = Callable[[str], None]
@@ -89,8 +91,8 @@ def plan_pool(figures: ModelConfig, config: EngineConfig, available: int) -> Poo
             f"a pool of {num_blocks} blocks takes {num_blocks * block_bytes} bytes, but {available} are available; "
             f"give the pool less (kv_memory)"
         )
-    reserve = resolve_watermark_blocks(num_blocks, config.watermark, config.watermark_blocks)
-    return PoolPlan(num_blocks, config.block_size, block_bytes, reserve, max_model_len, reason)
+    reserve = make_reserve(num_blocks, config.block_size, config.watermark, config.watermark_blocks)
+    return PoolPlan(num_blocks, config.block_size, block_bytes, reserve.blocks, max_model_len, reason)
 
 
 def _num_blocks(config: EngineConfig, max_model_len: int, block_bytes: int, available: int) -> tuple[int, str]:
@@ -115,72 +117,91 @@ def build_engine(
     *,
     notify: Notify = lambda line: None,
     cache_dir: Path | None = None,
+    progress: Progress = ignore,
+    chat_template: str | None = None,
     **engine_options: Any,
 ) -> Engine:
     """An engine that is ready to serve: weights packed or read as they were packed before, pool allocated, kernels
     compiled or loaded.
 
     model is a known name, a file, a folder or org/repo[:file]. cache_dir, where packed weights are kept, is the user's
-    cache folder unless given. engine_options go to Engine (clock, observer).
+    cache folder unless given. progress hears of weights that are being packed. chat_template, a template or its file,
+    takes the place of the model's own. engine_options go to Engine (clock, observer).
     Raises ModelNotFoundError, ModelFileError, DownloadError or ConfigError.
     """
+    template = None if chat_template is None else read_template(chat_template)
     if find(model) is None:
         notify(f"fetching {model} ...")
     path = resolve(model)
     file, figures = open_checkpoint(path)
-    if not isinstance(file, GGUFFile):
-        raise ModelFileError(
-            f"{path.name}: the tokenizer beside a safetensors file cannot be read yet; take a GGUF file"
-        )
-    tokenizer = Tokenizer.from_gguf(file.metadata)
+    tokenizer = read_tokenizer(file)
+    if template is not None:
+        tokenizer = tokenizer.with_chat_template(template)
     config, plan = _settle(figures, config or EngineConfig())
     if config.prefix_dir is not None:
         check_writable(config.prefix_dir)
-    runner = _build_runner(file, figures, config, plan, tokenizer.vocab_size, cache_dir, notify)
-    scheduler = Scheduler(
-        num_blocks=plan.num_blocks,
-        block_size=plan.block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=plan.max_model_len,
-        watermark_blocks=plan.watermark_blocks,
-        reserve=AutoReserve(plan.num_blocks, plan.block_size) if config.chooses_reserve else None,
-        drafter=PromptLookup(config.speculative_tokens) if config.speculative == "ngram" else None,
+    runner = _build_runner(file, figures, config, plan, tokenizer.vocab_size, cache_dir, notify, progress)
+    scheduler = make_scheduler(
+        config,
         prefix_cache=config.prefix_cache,
-        policy=make_policy(config.policy, dict(config.tenant_weights)),
-        disk=None if config.prefix_dir is None else open_disk(config.prefix_dir, path, config, runner),
+        drafter=PromptLookup(config.speculative_tokens) if config.speculative == "ngram" else None,
+        disk=None if config.prefix_dir is None else open_disk(config.prefix_dir, file.paths, config, runner),
     )
     return Engine(
         config=config,
         scheduler=scheduler,
         runner=runner,
         tokenizer=tokenizer,
-        model_name=model if not Path(model).exists() else path.stem,
+        model_name=name_of(path) if Path(model).exists() else model,
         vocab_size=tokenizer.vocab_size,
+        embedding_size=embedding_size(file, figures, notify),
         **engine_options,
     )
 
 
+def embedding_size(file: ModelFile, figures: ModelConfig, notify: Notify) -> int:
+    """The length of the model's embeddings, 0 where it makes none."""
+    pooling = read_pooling(file)
+    if pooling not in (None, LAST):
+        notify(f"this model makes its embeddings by {pooling!r}, which is not supported ({LAST!r} is): it gives none")
+    return figures.hidden_size if pooling == LAST else 0
+
+
+def name_of(path: Path) -> str:
+    """What a model is called that has no other name: its file without the ending, or its folder."""
+    folder = path.parent if path.suffix == ".safetensors" else path
+    return folder.resolve().name if folder.is_dir() else path.stem
+
+
+def read_tokenizer(file: ModelFile) -> Tokenizer:
+    """The tokenizer that a GGUF file carries, or that lies beside a safetensors file."""
+    return Tokenizer.from_gguf(file.metadata) if isinstance(file, GGUFFile) else Tokenizer.from_folder(file.path.parent)
+
+
 def open_disk(
-    folder: Path, model: Path, config: EngineConfig, runner: ModelRunner, clock: Clock = time.monotonic
+    folder: Path, model: Sequence[Path], config: EngineConfig, runner: ModelRunner, clock: Clock = time.monotonic
 ) -> DiskPrefixes:
-    """The prefixes of a model that a folder keeps. config is the engine's, its open sizes filled in.
+    """The prefixes of a model, known by its files, that a folder keeps. config is the engine's, its sizes filled in.
 
     Raises ConfigError for a folder that cannot be had or written to.
     """
-    form = BlockFormat(_identity(model, config), config.block_size, runner.block_bytes)
-    store = PrefixStore(folder, form, most_bytes=config.prefix_dir_size, read_block=runner.read_block, clock=clock)
+    form = BlockFormat(_identity(model, runner.config, config), config.block_size, runner.block_bytes)
+    most_bytes = config.prefix_dir_size or PREFIX_DIR_BYTES
+    store = PrefixStore(folder, form, most_bytes=most_bytes, read_block=runner.read_block, clock=clock)
     return DiskPrefixes(store, config.block_size, clock)
 
 
-def _identity(model: Path, config: EngineConfig) -> bytes:
+def _identity(model: Sequence[Path], figures: ModelConfig, config: EngineConfig) -> bytes:
     """A digest of all that the bits of K/V depend on: the model, how it is computed, the code, and the processor that
     the code is compiled for."""
     processor = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
     code = source_hash((*SOURCE_FOLDERS, "load"))
-    with model.open("rb") as source:
-        content = hashlib.file_digest(source, "sha256").hexdigest()
-    parts = content, config.dtype, config.kv_type, config.isa, config.block_size, code, *processor
+    content = []
+    for path in model:
+        with path.open("rb") as source:
+            content.append(hashlib.file_digest(source, "sha256").hexdigest())
+    how = config.dtype, config.quantize, config.kv_type, config.isa, config.block_size
+    parts = content, figures, how, code, *processor
     return hashlib.sha256(repr(parts).encode()).digest()
 
 
@@ -227,6 +248,7 @@ def _build_runner(
     vocab_size: int,
     cache_dir: Path | None,
     notify: Notify,
+    progress: Progress = ignore,
 ) -> ModelRunner:
     if vocab_size > figures.vocab_size:
         raise ModelFileError(
@@ -234,7 +256,15 @@ def _build_runner(
         )
     folder = (cache_dir or default_cache_dir()) / "packed"
     weights, keep = packed_weights(
-        file, figures, config.dtype, config.kv_dtype, isa=config.isa, folder=folder, notify=notify
+        file,
+        figures,
+        config.dtype,
+        config.kv_dtype,
+        isa=config.isa,
+        folder=folder,
+        notify=notify,
+        quantize=config.quantize,
+        progress=progress,
     )
     runner = _new_runner(figures, weights, config, plan, vocab_size, notify)
     keep(runner.outliers)

@@ -12,11 +12,13 @@ from millpond.errors import ConfigError
 
 DTYPES = ("auto", "float32")
 KV_DTYPES = ("auto", "int8")
+QUANTIZE = ("off", "q8", "q4")
 SPECULATIVE = ("off", "ngram")
 POLICIES = ("fcfs", "priority", "fair")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 MOST_WEIGHT = 1000
+PREFIX_DIR_BYTES = 4 * 2**30
 AUTO: Final = "auto"
 MOST_BATCHED_TOKENS = 1 << 20  # a step has scratch for so many rows
 
@@ -26,19 +28,21 @@ class EngineConfig:
     """Settings of one engine. Sizes of the pool that are None are filled in by build.py from the memory there is.
 
     dtype "auto" runs the checkpoint's own types through the fast kernels, "float32" computes everything
-    in float32. kv_dtype "int8" keeps keys and values in 8 bits, a little more than half of what "auto" takes, which is
-    bfloat16. watermark is the share of the pool held back from newcomers, or "auto" for what core/reserve.py chooses as
-    the engine runs; watermark_blocks, where given, is that reserve in blocks and wins. kv_memory is in bytes;
-    num_blocks wins over it. threads None means the cores that this process may use.
+    in float32. quantize "q8" or "q4" packs the matrices of a checkpoint that is not quantised in 8 bits, or its layers'
+    in 4, as they are loaded. kv_dtype "int8" keeps keys and values in 8 bits, a little more than half of what "auto"
+    takes, which is bfloat16. watermark is the share of the pool held back from newcomers, or "auto" for what
+    core/reserve.py chooses as the engine runs; watermark_blocks, where given, is that reserve in blocks and wins.
+    kv_memory is in bytes; num_blocks wins over it. threads None means the cores that this process may use.
     itl_target, in milliseconds, bounds the prompts in a step to what keeps it about as short while others decode.
     prefix_cache keeps the K/V of full blocks findable until the memory is wanted, for requests that begin alike;
-    prefix_dir is a folder that keeps it across restarts, prefix_dir_size bytes of it at most.
+    prefix_dir is a folder that keeps it across restarts, prefix_dir_size bytes of it at most: 4 GiB unless told.
     speculative "ngram" tries up to speculative_tokens guesses a step for each request, looked up in its own text.
     policy says who goes first (core/policies.py); tenant_weights are those that are not 1, for "fair".
     """
 
     dtype: str = "auto"
     kv_dtype: str = "auto"
+    quantize: str = "off"
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
@@ -52,7 +56,7 @@ class EngineConfig:
     isa: str = "auto"
     prefix_cache: bool = True
     prefix_dir: Path | None = None
-    prefix_dir_size: int = 4 * 2**30
+    prefix_dir_size: int | None = None
     speculative: str = "off"
     speculative_tokens: int = 8
     policy: str = "fcfs"
@@ -65,14 +69,20 @@ class EngineConfig:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         if self.kv_dtype not in KV_DTYPES:
             raise ConfigError(f"kv_dtype must be one of {', '.join(KV_DTYPES)}, got {self.kv_dtype!r}")
+        if self.quantize not in QUANTIZE:
+            raise ConfigError(f"quantize must be one of {', '.join(QUANTIZE)}, got {self.quantize!r}")
+        if self.quantize != "off" and self.dtype == "float32":
+            raise ConfigError(
+                f"quantize {self.quantize} would round what dtype float32 keeps exact; choose one of the two"
+            )
         if self.kv_dtype == "int8" and self.dtype == "float32":
             raise ConfigError("kv_dtype int8 would round what dtype float32 keeps exact; choose one of the two")
         if self.speculative not in SPECULATIVE:
             raise ConfigError(f"speculative must be one of {', '.join(SPECULATIVE)}, got {self.speculative!r}")
         self._check_policy()
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "speculative_tokens", "prefix_dir_size"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "speculative_tokens"):
             _check_int(name, getattr(self, name), 1)
-        for name in ("max_model_len", "num_blocks", "kv_memory", "threads"):
+        for name in ("max_model_len", "num_blocks", "kv_memory", "threads", "prefix_dir_size"):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), 1)
         if self.itl_target is not None:
@@ -83,12 +93,7 @@ class EngineConfig:
         for name in ("prefix_cache", "audit"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        if isinstance(self.prefix_dir, str):
-            object.__setattr__(self, "prefix_dir", Path(self.prefix_dir))
-        if self.prefix_dir is not None and not isinstance(self.prefix_dir, Path):
-            raise ConfigError(f"prefix_dir must be a path, got {self.prefix_dir!r}")
-        if self.prefix_dir is not None and not self.prefix_cache:
-            raise ConfigError("prefix_dir keeps what the prefix cache has; with prefix_cache off there is nothing")
+        self._check_prefix_dir()
         if self.max_num_batched_tokens > MOST_BATCHED_TOKENS:
             raise ConfigError(
                 f"max_num_batched_tokens must be at most {MOST_BATCHED_TOKENS}, got {self.max_num_batched_tokens}"
@@ -103,6 +108,20 @@ class EngineConfig:
         ):
             raise ConfigError(f"watermark must be at least 0 and below 1, or {AUTO}, got {self.watermark!r}")
 
+    def _check_prefix_dir(self) -> None:
+        if isinstance(self.prefix_dir, str) and self.prefix_dir.strip():
+            object.__setattr__(self, "prefix_dir", Path(self.prefix_dir))
+        if self.prefix_dir is not None and not isinstance(self.prefix_dir, Path):
+            raise ConfigError(f"prefix_dir must be a path, got {self.prefix_dir!r}")
+        if self.prefix_dir is not None and not self.prefix_cache:
+            raise ConfigError(
+                "prefix_dir keeps what the prefix cache has, but prefix_cache is off: turn it on, or give no prefix_dir"
+            )
+        if self.prefix_dir_size is not None and self.prefix_dir is None:
+            raise ConfigError(
+                "prefix_dir_size bounds a folder that is not named: name one with prefix_dir, or leave it out"
+            )
+
     @property
     def chooses_reserve(self) -> bool:
         """Whether the reserve is chosen as the engine runs."""
@@ -112,7 +131,10 @@ class EngineConfig:
         if self.policy not in POLICIES:
             raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
         if self.tenant_weights and self.policy != "fair":
-            raise ConfigError(f"tenant_weights count where policy is fair, and it is {self.policy}")
+            raise ConfigError(
+                f"tenant_weights count with the policy fair, and it is {self.policy}: set policy to fair, or leave "
+                "tenant_weights out"
+            )
         for tenant, weight in self.tenant_weights:
             is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
             if not is_number or not 1 / MOST_WEIGHT <= weight <= MOST_WEIGHT:

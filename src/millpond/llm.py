@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from millpond.config import EngineConfig
 from millpond.core.request import FinishReason
@@ -20,10 +20,11 @@ from millpond.core.sampling import SamplingParams
 from millpond.core.step import TokenScore
 from millpond.engine.engine import Engine
 from millpond.engine.outputs import RequestOutput
-from millpond.errors import InvalidRequestError
+from millpond.errors import EngineDeadError, InvalidRequestError
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -81,14 +82,20 @@ class Completion:
 class LLM:
     """A model for offline use: `LLM("smollm2").generate(["Once upon a time"], SamplingParams(max_tokens=32))`.
 
-    model is a known name, a file, a folder or a repository; the keyword arguments are those of EngineConfig.
+    model is a known name, a file, a folder or a repository; chat_template, a template or its file, takes the place of
+    the model's own; the other keyword arguments are those of EngineConfig. Where prefixes are kept on disk
+    (prefix_dir), close it at the end, or use it in a `with`: what is not yet written is then.
     """
 
-    def __init__(self, model: str = "smollm2", **settings: Any) -> None:
+    def __init__(self, model: str = "smollm2", *, chat_template: str | None = None, **settings: Any) -> None:
         # Here and not above: build.py brings in numba, which the control plane does without.
         from millpond.build import build_engine
 
-        self._take(build_engine(model, EngineConfig(**settings), notify=_tell))
+        with _packing_bar() as progress:
+            engine = build_engine(
+                model, EngineConfig(**settings), notify=_tell, progress=progress, chat_template=chat_template
+            )
+        self._take(engine)
 
     @classmethod
     def from_engine(cls, engine: Engine) -> LLM:
@@ -100,40 +107,58 @@ class LLM:
     def _take(self, engine: Engine) -> None:
         self.engine = engine
         self._numbers = itertools.count()
+        self._is_closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write what prefix_dir still lacks, for some seconds at most. Nothing can be asked afterwards."""
+        self._is_closed = True
+        self.engine.close()
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] | None = None,
+        tenant: str | Sequence[str] | None = None,
         progress: bool | None = None,
     ) -> list[Completion]:
         """Complete each prompt (text or token ids), in order. progress None shows a bar on a terminal only.
 
-        sampling_params is one for all, or one for each prompt. Raises InvalidRequestError before anything
-        runs. Ctrl-C aborts everything and leaves the LLM ready for the next call.
+        sampling_params is one for all, or one for each prompt; so is priority, of which a smaller one goes first with
+        policy="priority", and tenant, which has its share with policy="fair". Raises InvalidRequestError before
+        anything runs, EngineDeadError after close(). Ctrl-C aborts everything and leaves the LLM ready for the next
+        call.
         """
-        listed = _as_list(prompts)
-        return self._run([self._completion(prompt) for prompt in listed], sampling_params, progress)
+        completions = [self._completion(prompt) for prompt in _as_list(prompts)]
+        return self._run(completions, sampling_params, priority, tenant, progress)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] | None = None,
+        tenant: str | Sequence[str] | None = None,
         progress: bool | None = None,
     ) -> list[Completion]:
         """Answer one conversation (a list of messages) or several, through the model's chat template.
 
-        Raises InvalidRequestError as generate does, for a model without a template, and for what the template refuses.
+        The rest is as in generate. Raises InvalidRequestError as that does, for a model without a template, and for
+        what the template refuses.
         """
         completions = []
         for conversation in _as_conversations(messages):
             text = self.engine.chat_template.render(conversation)
-            # The template writes the special tokens itself.
-            token_ids = self.engine.tokenizer.encode(text, add_special_tokens=False)
+            token_ids = self.engine.tokenizer.encode_chat(text)
             completions.append(Completion(self._next_id(), text, token_ids))
-        return self._run(completions, sampling_params, progress)
+        return self._run(completions, sampling_params, priority, tenant, progress)
 
     def _next_id(self) -> str:
         return f"llm-{next(self._numbers)}"
@@ -147,17 +172,27 @@ class LLM:
         self,
         completions: list[Completion],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: int | Sequence[int] | None,
+        tenant: str | Sequence[str] | None,
         progress: bool | None,
     ) -> list[Completion]:
-        samplings = _one_for_each(sampling_params, len(completions))
-        for completion, sampling in zip(completions, samplings, strict=True):
-            self.engine.limits.check(completion.prompt_token_ids, sampling)
+        if self._is_closed:
+            raise EngineDeadError("this LLM has been closed: make another one")
+        count, limits = len(completions), self.engine.limits
+        samplings = _one_for_each("sampling_params", sampling_params, count, SamplingParams())
+        priorities, tenants = _one_for_each("priority", priority, count, 0), _one_for_each("tenant", tenant, count, "")
+        asked = list(zip(completions, samplings, priorities, tenants, strict=True))
+        for completion, sampling, of_priority, of_tenant in asked:
+            limits.check(completion.prompt_token_ids, sampling)
+            limits.check_priority(of_priority)
+            limits.check_tenant(of_tenant)
         takers: dict[str, Callable[[RequestOutput], None]] = {}
         try:
-            for completion, sampling in zip(completions, samplings, strict=True):
+            for completion, sampling, of_priority, of_tenant in asked:
                 completion.open(sampling)
                 for index, (request_id, choice) in enumerate(completion.choices(sampling).items()):
-                    self.engine.add_request(request_id, completion.prompt_token_ids, choice)
+                    prompt = completion.prompt_token_ids
+                    self.engine.add_request(request_id, prompt, choice, priority=of_priority, tenant=of_tenant)
                     takers[request_id] = partial(completion.add, index)
             self._turn(takers, progress)
         except BaseException:
@@ -205,20 +240,18 @@ def _as_conversations(messages: Any) -> list[Any]:
     return list(messages)
 
 
-def _one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None:
-        params = SamplingParams()
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    listed = isinstance(params, list | tuple)
-    if not listed or not all(isinstance(each, SamplingParams) for each in params):
+def _one_for_each(name: str, given: T | Sequence[T] | None, count: int, default: T) -> list[T]:
+    """What was given for all, or for each of so many prompts; its type is that of the default."""
+    kind = type(default)
+    if given is None or isinstance(given, kind):
+        return [default if given is None else given] * count
+    if not isinstance(given, list | tuple) or not all(isinstance(each, kind) for each in given):
         raise InvalidRequestError(
-            f"sampling_params must be SamplingParams, or a list with one for each prompt; got {params!r:.100}",
-            "sampling_params",
+            f"{name} must be {kind.__name__}, or a list with one for each prompt; got {given!r:.100}", name
         )
-    if len(params) != count:
-        raise InvalidRequestError(f"{count} prompts but {len(params)} sampling_params", "sampling_params")
-    return list(params)
+    if len(given) != count:
+        raise InvalidRequestError(f"{count} prompts but {len(given)} {name}", name)
+    return list(given)
 
 
 @contextmanager
@@ -243,6 +276,20 @@ def _progress_bar(num_prompts: int, wanted: bool | None) -> Iterator[Callable[[R
             bar.update(task, advance=output.finish_reason is not None, tokens=tokens)
 
         yield advance
+
+
+@contextmanager
+def _packing_bar() -> Iterator[Callable[..., None]]:
+    """A bar over the bytes of weights that are packed, on a terminal only."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None, visible=False)
+
+        def report(done_bytes: int, total_bytes: int | None, what: str) -> None:
+            bar.update(task, completed=done_bytes, total=total_bytes, description=what, visible=True)
+
+        yield report
 
 
 def _tell(line: str) -> None:

@@ -20,6 +20,9 @@ class LetterTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [ord(letter) for letter in text]
 
+    def encode_chat(self, text: str) -> list[int]:
+        return self.encode(text)
+
 
 class PlainTemplate:
     """Messages as "role:content|", in order."""
@@ -84,8 +87,9 @@ def engine(monkeypatch) -> FakeEngine:
     fake = FakeEngine()
     fake.opened = []
 
-    def open_engine(model, config, settings):
+    def open_engine(model, config, settings, chat_template=None):
         fake.opened.append((model, config))
+        fake.given_template = chat_template
         return fake
 
     monkeypatch.setattr(loading, "open_engine", open_engine)

@@ -42,7 +42,7 @@ def test_a_group_alone_prints_its_help_and_is_no_error(arguments, capsys):
 
 
 def fail_with(monkeypatch, error):
-    def open_engine(model, config, settings):
+    def open_engine(model, config, settings, chat_template=None):
         raise error
 
     monkeypatch.setattr(loading, "open_engine", open_engine)
@@ -97,7 +97,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(capsys, arguments, message):
 
 def test_a_setting_that_cannot_work_is_exit_code_1_and_names_the_value(capsys):
     assert run(["generate", "x", "--dtype", "float8"], {}) == 1
-    assert capsys.readouterr().err == "error: dtype must be one of auto, float32, got 'float8'\n"
+    assert capsys.readouterr().err == "error: --dtype must be one of auto, float32, got 'float8'\n"
 
 
 def options_of(path: tuple[str, ...]) -> set[str]:
@@ -115,13 +115,32 @@ def test_keys_and_values_have_a_type_to_choose_wherever_the_weights_have_one():
     assert "--kv-dtype" in offered["serve"]
 
 
+def test_a_checkpoint_can_be_quantised_wherever_one_is_loaded():
+    offered = {" ".join(path): options_of(path) for path in commands()}
+    loads = {name for name, options in offered.items() if "--kv-dtype" in options} - {"doctor", "verify determinism"}
+    assert {name for name, options in offered.items() if "--quantize" in options} == loads
+
+
+@pytest.mark.parametrize("command", ["serve", "generate x", "chat", "bench engine", "bench overhead", "bench prefix"])
+def test_how_to_quantise_reaches_every_engine(monkeypatch, command):
+    opened = []
+
+    def open_engine(model, config, settings):
+        opened.append(config.quantize)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(loading, "open_engine", open_engine)
+    assert run([*command.split(), "--quantize", "q4"], {}) == 1
+    assert opened == ["q4"]
+
+
 @pytest.mark.parametrize(
     "command", ["serve", "generate x", "chat", "bench engine", "bench overhead", "bench speculative"]
 )
 def test_the_type_of_keys_and_values_reaches_every_engine(monkeypatch, command):
     opened = []
 
-    def open_engine(model, config, settings):
+    def open_engine(model, config, settings, chat_template=None):
         opened.append(config.kv_dtype)
         raise ConfigError("enough")
 
@@ -132,9 +151,9 @@ def test_the_type_of_keys_and_values_reaches_every_engine(monkeypatch, command):
 
 def test_a_type_of_keys_and_values_that_is_not_known_or_does_not_fit_is_one_line(capsys):
     assert run(["generate", "x", "--kv-dtype", "fp8"], {}) == 1
-    assert capsys.readouterr().err == "error: kv_dtype must be one of auto, int8, got 'fp8'\n"
+    assert capsys.readouterr().err == "error: --kv-dtype must be one of auto, int8, got 'fp8'\n"
     assert run(["generate", "x", "--kv-dtype", "int8", "--dtype", "float32"], {}) == 1
-    assert capsys.readouterr().err.startswith("error: kv_dtype int8 would round what dtype float32 keeps exact")
+    assert capsys.readouterr().err.startswith("error: --kv-dtype int8 would round what dtype float32 keeps exact")
 
 
 def test_a_wrong_environment_is_an_error_of_one_line(capsys):

@@ -106,7 +106,7 @@ def test_with_a_model_the_table_has_seconds_too(capsys, opened):
     [
         ("--slots 600", 1, "600 slots (--slots) are more than the 512 tokens of a step (--max-num-batched-tokens)"),
         ("--blocks 3", 1, "that needs 4 blocks of 16 tokens and the pool has 3"),
-        ("--block-size 0", 1, "block_size must be an integer of at least 1, got 0"),
+        ("--block-size 0", 1, "--block-size must be an integer of at least 1, got 0"),
         ("--rounds 0", 2, "'--rounds'"),
         ("--slots 1000000000000", 2, "'--slots'"),
         ("--block-size 1000000000000 --slots 9000000", 2, "'--slots'"),

@@ -82,7 +82,7 @@ def test_a_shape_is_measured_with_random_weights_and_no_file(asked, monkeypatch)
 
 def test_an_unknown_shape_is_refused_by_name(asked, capsys):
     assert run(["bench", "kernels", "--shape", "llama-2t"], {}) == 1
-    assert "shape must be one of smollm2-135m, llama-1b, got 'llama-2t'" in capsys.readouterr().err
+    assert "--shape must be one of smollm2-135m, llama-1b, got 'llama-2t'" in capsys.readouterr().err
     assert asked == []
 
 

@@ -81,7 +81,7 @@ def test_flags_choose_what_is_measured_and_the_server_gets_the_same_settings(cal
     assert http == ("http", "http://127.0.0.1:80", StreamLoad(num_streams=3, max_tokens=9), 1)
     assert command[:5] == [sys.executable, "-m", "millpond.cli", "serve", "m.gguf"]
     given = (
-        "--port 0 --log-level warning --dtype auto --kv-dtype int8 --isa portable "
+        "--port 0 --log-level warning --dtype auto --kv-dtype int8 --quantize off --isa portable "
         "--max-num-seqs 80 --kv-memory 1048576 --threads 1"
     )
     assert command[5:] == given.split()

@@ -82,5 +82,28 @@ def test_a_restart_is_measured_where_it_is_asked_for(restarted, tmp_path, capsys
 def test_a_folder_that_cannot_be_used_is_an_error_of_one_line(restarted, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert run(["bench", "prefix", "--restart", "--cache-dir", str(tmp_path / "file")], {}) == 1
-    assert "prefixes cannot be kept in" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "prefixes cannot be kept in" in error
+    assert "; name a folder that can be written to with --cache-dir" in error
     assert restarted == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--restart", "--workloads", "chat"],
+            "'--workloads': it is not used with --restart: leave out one of the two",
+        ),
+        (["--lengths", "512"], "'--lengths': it is used with --restart alone: add it, or leave this out"),
+        (["--cache-dir", "DIR"], "'--cache-dir': it is used with --restart alone: add it, or leave this out"),
+        (["--restart", "--cache-dir", ""], "'--cache-dir': the name of the folder is empty"),
+    ],
+)
+def test_an_option_that_would_not_be_looked_at_is_wrong_usage(
+    asked, restarted, engine, tmp_path, capsys, flags, message
+):
+    flags = [str(tmp_path) if each == "DIR" else each for each in flags]
+    assert run(["bench", "prefix", *flags], {}) == 2
+    assert message in capsys.readouterr().err
+    assert (engine.opened, asked, restarted) == ([], [], [])

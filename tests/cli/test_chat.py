@@ -100,3 +100,8 @@ def test_an_answer_that_was_cut_off_says_so(engine, say, capsys):
     engine.reason = FinishReason.LENGTH
     say("hi")
     assert "(cut off after 3 tokens)" in capsys.readouterr().err
+
+
+def test_a_chat_template_reaches_the_engine(engine, say):
+    say("/exit", arguments=("--chat-template", "own.jinja"))
+    assert engine.given_template == "own.jinja"

@@ -11,6 +11,8 @@ from millpond.cli.app import run
 from millpond.config import EngineConfig
 from millpond.kernels import isa, threads
 from tiny_llama import write_tiny_llama
+from tiny_models import tiny_model
+from tiny_tokenizers import write_tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +127,16 @@ def test_a_reserve_in_blocks_is_said_to_be_asked_for():
     assert facts.watermark_text(0, EngineConfig(watermark=0.0)) == "0 blocks held back from newcomers (0 of the pool)"
 
 
+def test_a_folder_of_safetensors_is_told_of_too(tmp_path, capsys):
+    folder = write_tiny_tokenizer(tiny_model("llama").write_folder(tmp_path / "tiny-1.5B"), eos_token="<|im_end|>")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [0, 2]}')
+    told = report_of(capsys, str(folder))["model"]
+    assert (told["name"], told["vocab_size"], told["chat_template"]) == ("tiny-1.5B", 267, True)
+    assert (told["tokenizer"], told["ends"]) == ("BPE, bytes (tokenizer.json)", [0, 2])
+    assert run(["doctor", str(folder)], {}) == 0
+    assert "<|endoftext|>, <|im_end|>" in capsys.readouterr().out
+
+
 def test_memory_is_what_the_pool_would_be_sized_by(model, capsys, monkeypatch):
     monkeypatch.setattr(machine, "available_memory", lambda: 2**20)
     told = report_of(capsys, str(model))
@@ -148,4 +160,4 @@ def test_as_many_slots_as_the_server_may_have_can_be_asked_about(model, capsys):
 
 def test_a_setting_that_the_engine_would_refuse_is_refused_here_too(model, capsys):
     assert run(["doctor", str(model), "--max-model-len", "9999"], {}) == 1
-    assert "error: max_model_len is 9999" in capsys.readouterr().err
+    assert "error: --max-model-len is 9999" in capsys.readouterr().err

@@ -75,3 +75,11 @@ def test_json_is_json_whatever_the_encoding_of_the_terminal(engine, capsys):
     out = capsys.readouterr().out
     assert out.isascii()
     assert json.loads(out)["text"] == "\U0001f600"
+
+
+def test_a_chat_template_reaches_the_engine_and_is_for_a_message_alone(engine, capsys):
+    assert run(["generate", "hi", "--chat", "--chat-template", "{{ messages }}"], {}) == 0
+    assert engine.given_template == "{{ messages }}"
+    assert run(["generate", "hi", "--chat-template", "{{ messages }}"], {}) == 1
+    assert "add --chat" in capsys.readouterr().err
+    assert len(engine.opened) == 1

@@ -16,6 +16,9 @@ from millpond.cli.app import run
 from millpond.config import EngineConfig, LoadLimits, ServerConfig
 from tls_pair import certificate_in
 
+FAIR = ["--policy", "fair", "--tenant-weight"]
+TWO_KEYS = ["--api-key", "x", "--api-key", "y"]
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
@@ -81,6 +84,28 @@ def test_prefixes_on_disk_have_a_folder_and_a_size(engine, served, tmp_path):
     assert engine.opened == [("m.gguf", EngineConfig(prefix_dir=tmp_path, prefix_dir_size=2 * 2**30))]
 
 
+def test_a_folder_without_a_name_and_a_tenant_with_two_weights_are_wrong_usage(engine, served, capsys):
+    for folder in ("", "  "):
+        assert run(["serve", "--cache-dir", folder], {}) == 2
+        assert (
+            "'--cache-dir': the name of the folder is empty: name one, or leave the option" in capsys.readouterr().err
+        )
+    assert run(["serve", *FAIR, "user:a=2", "--tenant-weight", "user:a=3"], {}) == 2
+    assert "'--tenant-weight': 'user:a' has two weights" in capsys.readouterr().err
+    assert engine.opened == []
+
+
+@pytest.mark.parametrize(
+    ("weights", "keys"),
+    [(["user:ann=2", "header:team=0.5", "=3", "user:key1=4"], []), (["key1=2", "key2=0.5"], TWO_KEYS)],
+)
+def test_the_weights_of_tenants_that_there_can_be_reach_the_engine(engine, served, weights, keys):
+    flags = [each for weight in weights for each in ("--tenant-weight", weight)]
+    assert run(["serve", "--policy", "fair", *flags, *keys], {}) == 0
+    ((_, config),) = engine.opened
+    assert [f"{tenant}={weight:g}" for tenant, weight in config.tenant_weights] == weights
+
+
 def test_every_server_flag_reaches_the_server(engine, served, pair):
     cert, key = pair
     flags = (
@@ -133,17 +158,46 @@ def test_keys_come_from_the_flags_the_environment_and_a_file_each_once(engine, s
         (["--cors-origin", "a.test"], {}, "a CORS origin is '*' or scheme://host[:port], got 'a.test'"),
         (["--tls-key", "key.pem"], {}, "a TLS key is of no use without its certificate"),
         (["--tls-cert", "/no/such/cert.pem"], {}, "cannot read /no/such/cert.pem: No such file"),
-        (["--drain-timeout", "-1"], {}, "drain_timeout must be at least 0 seconds, got -1.0"),
-        (["--drain-timeout", "nan"], {}, "drain_timeout must be at least 0 seconds, got nan"),
-        (["--max-body-bytes", "0"], {}, "max_body_bytes must be an integer of at least 1, got 0"),
-        (["--otlp-endpoint", "localhost:4318"], {}, "otlp_endpoint must be an http or https URL"),
+        (["--drain-timeout", "-1"], {}, "--drain-timeout must be at least 0 seconds, got -1.0"),
+        (["--drain-timeout", "nan"], {}, "--drain-timeout must be at least 0 seconds, got nan"),
+        (["--max-body-bytes", "0"], {}, "--max-body-bytes must be an integer of at least 1, got 0"),
+        (["--policy", "lifo"], {}, "--policy must be one of fcfs, priority, fair, got 'lifo'"),
+        (
+            ["--max-num-seqs", "9", "--max-num-batched-tokens", "8"],
+            {},
+            "--max-num-batched-tokens (8) must be at least ",
+        ),
+        (["--max-num-seqs", "9", "--max-num-batched-tokens", "8"], {}, "at least --max-num-seqs (9), or some"),
+        (["--cache-dir", "DIR", "--no-prefix-cache"], {}, "--cache-dir keeps what the prefix cache has, but --prefix-"),
+        (
+            ["--cache-dir-size", "4G"],
+            {},
+            "--cache-dir-size bounds a folder that is not named: name one with --cache-dir",
+        ),
+        (
+            ["--tenant-weight", "key1=2"],
+            {},
+            "--tenant-weight count with the policy fair, and it is fcfs: set --policy to",
+        ),
+        (
+            [*FAIR, "key1=2"],
+            {},
+            "--tenant-weight names 'key1', which is nobody without API keys: give some (--api-key)",
+        ),
+        ([*FAIR, "ann=2"], {}, "--tenant-weight names 'ann', which is nobody: without API keys, who asks is user:NAME"),
+        ([*FAIR, "user:=2"], {}, "names 'user:', which is nobody"),
+        ([*FAIR, "key3=2", *TWO_KEYS], {}, "names 'key3', which is nobody: who asks is key1 to key2, for there are 2"),
+        ([*FAIR, "key0=2", *TWO_KEYS], {}, "names 'key0', which is nobody"),
+        ([*FAIR, "user:ann=2", "--api-key", "x"], {}, "names 'user:ann', which is nobody: who asks is key1, for there"),
+        (["--otlp-endpoint", "localhost:4318"], {}, "--otlp-endpoint must be an http or https URL"),
     ],
 )
 def test_a_setting_that_cannot_work_is_one_line_before_the_model_is_loaded(
     engine, served, capsys, tmp_path, arguments, environment, message
 ):
     (tmp_path / "empty").write_text("# nothing\n")
-    arguments = [str(tmp_path / "empty") if each == "EMPTY" else each for each in arguments]
+    paths = {"EMPTY": str(tmp_path / "empty"), "DIR": str(tmp_path)}
+    arguments = [paths.get(each, each) for each in arguments]
     assert run(["serve", "--port", "0", *arguments], environment) == 1
     error = capsys.readouterr().err
     assert message in error
@@ -194,7 +248,7 @@ def test_every_bound_on_the_load_reaches_the_server(engine, served):
 
 def test_a_bound_that_cannot_be_is_refused_before_a_model_is_opened(engine, served, capsys):
     assert run(["serve", "--queue-timeout", "0"], {}) == 1
-    assert "queue_timeout must be a number of seconds above 0, got 0.0" in capsys.readouterr().err
+    assert "--queue-timeout must be a number of seconds above 0, got 0.0" in capsys.readouterr().err
     assert engine.opened == served == []
 
 
@@ -226,3 +280,10 @@ def test_a_host_that_cannot_be_is_one_line_that_names_the_flag(engine, capsys, h
     assert error.startswith(f"error: cannot listen on {host}:0: ")
     assert error.endswith(" (choose another with --host)\n")
     assert error.count("\n") == 1
+
+
+def test_a_chat_template_reaches_the_engine(engine, served):
+    assert run(["serve"], {}) == 0
+    assert engine.given_template is None
+    assert run(["serve", "--chat-template", "own.jinja"], {}) == 0
+    assert engine.given_template == "own.jinja"

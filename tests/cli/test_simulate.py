@@ -109,9 +109,12 @@ def test_a_picture_is_written(capsys, tmp_path):
         (["--rate", "-1"], "rate (--rate) must be above 0 requests a second, got -1"),
         (["--rate", "nan"], "rate (--rate) must be above 0 requests a second, got nan"),
         (["--rate", "1", "--burstiness", "inf"], "(--burstiness) must be 0, or from 0.01 to 100, got inf"),
-        (["--watermark", "nan"], "watermark must be at least 0 and below 1, or auto, got nan"),
-        (["--watermark-blocks", "8"], "watermark_blocks must be at least 0 and below the 8 blocks of the pool, got 8"),
-        (["--max-model-len", "0"], "max_model_len must be an integer of at least 1, got 0"),
+        (["--watermark", "nan"], "--watermark must be at least 0 and below 1, or auto, got nan"),
+        (
+            ["--watermark-blocks", "8"],
+            "--watermark-blocks must be at least 0 and below the 8 blocks of the pool, got 8",
+        ),
+        (["--max-model-len", "0"], "--max-model-len must be an integer of at least 1, got 0"),
         (["--blocks", "3"], "needs 4 blocks of 4 tokens and the pool has 3"),
         (["--ttft-slo", "0"], "--ttft-slo must be above 0 seconds and finite, got 0"),
         (["--itl-slo", "-2"], "--itl-slo must be above 0 seconds and finite, got -2"),
@@ -119,7 +122,7 @@ def test_a_picture_is_written(capsys, tmp_path):
             ["--cost", "nowhere.jsonl"],
             "there is no file nowhere.jsonl; make one for --cost with: millpond bench",
         ),
-        (["--max-num-batched-tokens", "2"], "max_num_batched_tokens (2) must be at least max_num_seqs (3)"),
+        (["--max-num-batched-tokens", "2"], "--max-num-batched-tokens (2) must be at least --max-num-seqs (3)"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_in_one_line(capsys, flags, message):

@@ -133,7 +133,7 @@ def test_float32_has_one_kind_of_kv(opened, capsys):
     ("flags", "code", "said"),
     [
         (["--conditions", "crowds"], 1, "no condition is called 'crowds'"),
-        (["--requests", "3"], 1, "num_requests must be at least 16"),
+        (["--requests", "3"], 1, "--requests must be at least 16"),
         (["--kv-dtype", "int4"], 2, "'int4' is not one of auto, int8"),
         (["--threads", "0"], 2, "holds a number below 1"),
         (["--threads", ","], 2, "name at least one number of threads"),

@@ -7,6 +7,8 @@ import pytest
 from disk_stand_in import IDENTITY, MemoryDisk
 from helpers import Loop, ScriptedRunner, expected_output, make_request, make_scheduler
 from millpond.core.disk_prefixes import MOST_FETCH_SECONDS, DiskPrefixes, first_key, next_key
+from millpond.core.notes import Blocked
+from millpond.core.policies import Priority
 from millpond.core.request import FinishReason, Request
 from millpond.core.sampling import SamplingParams
 from millpond.core.step import Load
@@ -292,6 +294,53 @@ def test_a_fetch_that_begins_behind_what_the_pool_still_has_is_begun_again():
     assert [bytes(each) for each in data] == [list(machine.disk.blocks.values())[3][1]]
 
 
+def two_heads(plain_prompt=PROMPT[:2]):
+    """A disk that answers when told to, and two requests that become the head by turns: b is on disk in full, and the
+    other one with the prompt that is given."""
+    machine = Machine()
+    loop = machine.with_prefix(asking("a", PROMPT))
+    machine.disk.at_once = False
+    return machine, loop.scheduler.disk, asking("b", PROMPT), asking("c", plain_prompt)
+
+
+def test_what_one_head_waits_for_is_not_dropped_by_another_that_has_nothing_on_disk():
+    machine, disk, request, other = two_heads()
+    assert disk.fetched(request, 0, wait=False) is None
+    assert disk.fetched(other, 0, wait=False) == ()
+    disk.forget(other)
+    (reading,) = machine.disk.readings
+    assert not reading.is_cancelled
+    reading.come()
+    assert len(disk.fetched(request, 0, wait=False)) == 4
+    assert len(machine.disk.readings) == 1
+
+
+def test_who_is_passed_by_another_that_reads_waits_no_longer_in_all_than_the_bound():
+    machine, disk, request, other = two_heads(PROMPT[:9])
+    assert disk.fetched(request, 0, wait=False) is None
+    machine.now = 0.75 * MOST_FETCH_SECONDS
+    assert disk.fetched(other, 0, wait=False) is None
+    machine.disk.readings[1].come()
+    assert len(disk.fetched(other, 0, wait=False)) == 2
+    assert disk.fetched(request, 0, wait=False) is None  # read for anew
+    machine.disk.readings[2].come(3)
+    machine.now = MOST_FETCH_SECONDS
+    assert len(disk.fetched(request, 0, wait=False)) == 3
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_once_it_has_begun_or_ended_it_may_wait_as_long_again(ends):
+    machine, disk, request, _ = two_heads()
+    assert disk.fetched(request, 0, wait=False) is None
+    if ends:
+        disk.forget(request)
+    else:
+        machine.disk.readings[0].come()
+        assert len(disk.fetched(request, 0, wait=False)) == 4
+    machine.now = 10 * MOST_FETCH_SECONDS
+    assert disk.fetched(request, 0, wait=False) is None
+
+
 def test_what_was_found_and_what_was_loaded_counts_as_used():
     machine = Machine()
     loop = machine.with_prefix(asking("a", PROMPT))
@@ -354,3 +403,35 @@ class TestTheAuditor:
         loop.scheduler.pool.share((output.loads[1].block_id,))
         with pytest.raises(InvariantError, match=r"INV-9: block \d+ is loaded in step 0, but has 2 holders, not 1"):
             loop.auditor._check_loads(output)
+
+
+class TestTheFirstThatWaitsForTheDisk:
+    """INV-7: it may stand still while others run, for that and for nothing else."""
+
+    def decided(self):
+        """A step in which b, the first in order, waits for its blocks, and another runs."""
+        machine = Machine()
+        loop = machine.with_prefix(asking("a", PROMPT))
+        loop.scheduler.policy = Priority()
+        machine.disk.at_once = False
+        loop.add(make_request("runs", 4, 8, priority=1))
+        loop.step()
+        loop.add(asking("b", PROMPT, priority=-1))
+        output = loop.scheduler.schedule()
+        assert [each.request_id for each in output.scheduled] == ["runs"]
+        assert loop.scheduler.notes.blocked == Blocked("b", "disk", 1, 0, 1)
+        return loop, output
+
+    def test_is_not_starved(self):
+        loop, output = self.decided()
+        loop.auditor.after_schedule(output)
+
+    @pytest.mark.parametrize(
+        "noted",
+        [None, Blocked("b", "blocks", 1, 0, 1), Blocked("b", "slots", 1, 0, 1), Blocked("runs", "disk", 1, 0, 1)],
+    )
+    def test_is_where_it_is_not_the_disk_that_it_waits_for(self, noted):
+        loop, output = self.decided()
+        loop.scheduler.notes.blocked = noted
+        with pytest.raises(InvariantError, match=r"INV-7: the first request b stands still, step 1 runs .'runs'."):
+            loop.auditor.after_schedule(output)

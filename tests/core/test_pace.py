@@ -6,7 +6,7 @@ import pytest
 
 from helpers import Loop, ScriptedDrafter, ScriptedRunner, expected_output, make_loop, make_request, make_scheduler
 from millpond.core.invariants import check_same_decisions
-from millpond.core.pace import FIRST_TOKENS, Pace
+from millpond.core.pace import FIRST_TOKENS, StepPrices
 from reference_scheduler import Lockstep
 
 
@@ -15,67 +15,67 @@ def machine(rows, tokens):
     return 0.001 * (3 + rows if rows else 0) + 0.0005 * tokens
 
 
-def paced(pace, rows, steps):
+def paced(prices, rows, steps, target=0.020):
     """The budgets of steps on that machine, each spent to the last token."""
     budgets = []
     for _ in range(steps):
-        budgets.append(pace.prefill_budget(rows))
-        pace.note(rows, budgets[-1], machine(rows, budgets[-1]))
+        budgets.append(prices.prefill_budget(rows, target))
+        prices.note(rows, budgets[-1], machine(rows, budgets[-1]))
     return budgets
 
 
 def test_a_step_with_prompts_comes_to_take_what_the_target_is():
-    pace = Pace(0.020)
-    pace.note(4, 0, machine(4, 0))
-    assert paced(pace, 4, 1) == [FIRST_TOKENS]
-    assert machine(4, paced(pace, 4, 1)[0]) == pytest.approx(0.020, rel=0.03)
+    prices = StepPrices()
+    prices.note(4, 0, machine(4, 0))
+    assert paced(prices, 4, 1) == [FIRST_TOKENS]
+    assert machine(4, paced(prices, 4, 1)[0]) == pytest.approx(0.020, rel=0.03)
 
 
 def test_more_rows_leave_less_for_prompts():
-    pace = Pace(0.020)
-    pace.note(4, 0, machine(4, 0))
-    pace.note(4, 10, machine(4, 10))
-    assert [pace.prefill_budget(rows) for rows in (1, 4, 8)] == [32, 26, 18]
+    prices = StepPrices()
+    prices.note(4, 0, machine(4, 0))
+    prices.note(4, 10, machine(4, 10))
+    assert [prices.prefill_budget(rows, 0.020) for rows in (1, 4, 8)] == [32, 26, 18]
 
 
 def test_a_target_that_decoding_alone_exceeds_leaves_prompts_half_of_that_and_at_least_a_token():
-    pace = Pace(0.001)
-    pace.note(97, 0, machine(97, 0))
-    pace.note(97, 10, machine(97, 10))
-    assert pace.prefill_budget(97) in (99, 100)
-    pace.note(97, 1, 100.0)
-    assert pace.prefill_budget(97) == 1
+    prices = StepPrices()
+    prices.note(97, 0, machine(97, 0))
+    prices.note(97, 10, machine(97, 10))
+    assert prices.prefill_budget(97, 0.001) in (99, 100)
+    prices.note(97, 1, 100.0)
+    assert prices.prefill_budget(97, 0.001) == 1
 
 
 def test_where_nobody_decodes_there_is_no_bound():
-    pace = Pace(0.001)
-    assert pace.prefill_budget(0) is None
-    pace.note(0, 100, 0.05)
-    assert pace.prefill_budget(0) is None
-    assert pace.prefill_budget(1) == 2  # what a prompt alone has cost is what it costs beside others
+    prices = StepPrices()
+    assert prices.prefill_budget(0, 0.001) is None
+    prices.note(0, 100, 0.05)
+    assert prices.prefill_budget(0, 0.001) is None
+    assert prices.prefill_budget(1, 0.001) == 2  # what a prompt alone has cost is what it costs beside others
 
 
 def test_a_prompt_that_grows_dearer_gets_fewer_tokens_a_step():
-    pace = Pace(0.020)
-    pace.note(4, 0, machine(4, 0))
-    before = paced(pace, 4, 10)[-1]
+    prices = StepPrices()
+    prices.note(4, 0, machine(4, 0))
+    before = paced(prices, 4, 10)[-1]
     for _ in range(20):
-        tokens = pace.prefill_budget(4)
-        pace.note(4, tokens, machine(4, 3 * tokens))
-    assert pace.prefill_budget(4) == pytest.approx(before / 3, rel=0.1)
+        tokens = prices.prefill_budget(4, 0.020)
+        prices.note(4, tokens, machine(4, 3 * tokens))
+    assert prices.prefill_budget(4, 0.020) == pytest.approx(before / 3, rel=0.1)
 
 
 def test_a_step_that_was_faster_than_one_without_prompts_makes_them_cheap():
-    pace = Pace(0.020)
-    pace.note(4, 0, 0.007)
-    pace.note(4, 10, 0.006)
-    assert pace.prefill_budget(4) > 1000
+    prices = StepPrices()
+    prices.note(4, 0, 0.007)
+    prices.note(4, 10, 0.006)
+    assert prices.prefill_budget(4, 0.020) > 1000
 
 
 def test_a_step_without_rows_or_tokens_says_nothing():
-    pace = Pace(0.020)
-    pace.note(0, 0, 5.0)
-    assert pace.prefill_budget(1) == FIRST_TOKENS
+    prices = StepPrices()
+    prices.note(0, 0, 5.0)
+    assert prices.prefill_budget(1, 0.020) == FIRST_TOKENS
 
 
 class TestTheSchedulersBudget:

@@ -49,6 +49,9 @@ def test_a_policy_is_made_by_its_name_and_is_fcfs_where_none_is_given():
     kinds = [type(make_policy(name, {"a": 2.0})) for name in ("fcfs", "priority", "fair")]
     assert kinds == [Fcfs, Priority, Fair]
     assert make_policy("fair", {"a": 2.0}).weights == {"a": 2.0}
+    assert make_policy("priority", {}, ageing_steps=7).ageing_steps == 7
+    fair = make_policy("fair", {}, quantum=8, most_turns=9)
+    assert (fair.quantum, fair.most_turns) == (8, 9)
     assert isinstance(make_scheduler().policy, Fcfs)
 
 
@@ -102,14 +105,17 @@ class TestPriority:
         assert (output.preempted, output.admitted) == ((), ())
         assert names(loop.scheduler.running) == ["first", "low"]
 
-    def test_the_reserve_holds_for_one_that_takes_places_too(self):
-        loop = loop_of(Priority(), num_blocks=10, slots=4, reserve=3)
+    def test_nobody_is_preempted_to_keep_the_reserve_for_those_who_may_be_preempted(self):
+        loop = loop_of(Priority(), num_blocks=10, slots=5, reserve=3)
         loop.add(of("a", priority=-5), of("b", priority=5), of("c", priority=6))  # two blocks each, four are free
         loop.step()
-        loop.add(of("high", length=18, max_tokens=2))  # five
+        loop.add(of("low", priority=7))  # two, and the reserve
+        assert loop.step().admitted == ()
+        loop.add(of("high", length=14, max_tokens=2))  # four
         output = loop.step()
-        assert (output.preempted, output.admitted) == (("c", "b"), ("high",))
-        assert loop.scheduler.pool.num_free == 3
+        assert (output.preempted, output.admitted) == ((), ("high",))
+        assert (loop.scheduler.pool.num_free, loop.scheduler.notes.blocked.on) == (0, "blocks")
+        assert loop.scheduler.counters.watermark_delays == 1
 
     def test_a_block_that_is_found_at_a_victim_must_be_there_beside_what_is_taken(self):
         loop = loop_of(Priority(), num_blocks=8, slots=4, prefix_cache=True)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from helpers import Loop, expected_output, make_request
 from millpond.core.block_pool import blocks_for_length
 from millpond.core.request import FinishReason, Request
-from millpond.core.reserve import RECHECK, WINDOW, AutoReserve, FixedReserve
+from millpond.core.reserve import RECHECK, WINDOW, AutoReserve, FixedReserve, make_reserve
 from millpond.core.scheduler import Scheduler
+from millpond.errors import ConfigError
 
 SIZE = 4
 
@@ -92,15 +93,37 @@ def test_a_refusal_holds_for_some_steps_unless_an_output_ends():
     assert len(looks) == 4
 
 
+def test_a_refusal_keeps_its_own_blocks_whoever_is_asked_about_in_between():
+    reserve = taught([60] * WINDOW, 40)
+    refused = chosen(reserve, crowd(5, 10))
+    assert refused > 0
+    assert reserve.choose(running_request("other", 4, 0), 1, 1, 40, []) == 0  # who is let in
+    assert (chosen(reserve, crowd(5, 10)), reserve.blocks) == (refused, refused)
+
+
 def test_a_roomy_pool_needs_no_forecast(monkeypatch):
     monkeypatch.setattr(AutoReserve, "_peak", lambda *arguments: pytest.fail("looked ahead"))
     assert chosen(taught([40] * WINDOW, 1000), crowd(5, 20)) == 0
 
 
-def test_fresh_ones_are_of_the_same_kind_and_know_nothing():
-    assert FixedReserve(3).fresh().blocks == 3
-    one = taught([40] * WINDOW).fresh()
-    assert chosen(one, crowd(5, 20)) == chosen(AutoReserve(64, SIZE), crowd(5, 20))
+@pytest.mark.parametrize(
+    ("watermark", "watermark_blocks", "blocks"),
+    [(0.05, None, 3), (0.05, 7, 7), (0.05, 0, 0), ("auto", 7, 7)],
+)
+def test_a_fixed_reserve_is_made_of_a_share_or_of_blocks_which_win(watermark, watermark_blocks, blocks):
+    reserve = make_reserve(64, SIZE, watermark, watermark_blocks)
+    assert (type(reserve), reserve.blocks) == (FixedReserve, blocks)
+
+
+def test_auto_makes_one_that_learns_and_begins_with_nothing():
+    reserve = make_reserve(64, SIZE, "auto")
+    assert (type(reserve), reserve.blocks, reserve.num_blocks, reserve.block_size) == (AutoReserve, 0, 64, SIZE)
+
+
+@pytest.mark.parametrize("watermark", [0.05, "auto"])
+def test_a_reserve_that_the_pool_cannot_hold_is_refused(watermark):
+    with pytest.raises(ConfigError, match="below the 64 blocks of the pool, got 64"):
+        make_reserve(64, SIZE, watermark, 64)
 
 
 @given(

@@ -22,7 +22,7 @@ def restarted(base, tmp_path):
     """A function that makes an engine with an empty cache over the same folder."""
 
     def restart(**sizes):
-        disk = open_disk(tmp_path, resolve("smollm2"), base.config, base.runner)
+        disk = open_disk(tmp_path, (resolve("smollm2"),), base.config, base.runner)
         return engine_over(base, prefix_cache=True, disk=disk, **sizes)
 
     return restart

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from async_helpers import collect, gated, with_started
+from disk_stand_in import MemoryDisk
+from millpond.core.disk_prefixes import DiskPrefixes
 from millpond.core.request import FinishReason
 from millpond.errors import EngineDeadError
-from tiny_engine import make_engine
+from tiny_engine import BOUND_SECONDS, make_engine
 
 
 def dies(engine, expected, use):
@@ -87,7 +90,34 @@ def test_shutdown_is_bounded_when_a_step_hangs(caplog):
         await runner.wait_until_entered()
         await async_engine.shutdown(timeout=0.05)
         assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], EngineDeadError)
-        assert "has not ended" in caplog.text
+        text = "the step in progress has not ended in 0.05 s; the engine's thread is left behind"
+        assert caplog.messages[-1] == text
         runner.open_for_good()
 
     with_started(test, engine)
+
+
+def test_shutdown_says_where_it_is_the_disk_that_it_does_not_wait_for_and_what_is_not_on_it(caplog):
+    engine = make_engine(disk=lambda runner: DiskPrefixes(MemoryDisk(runner), 4, lambda: 0.0))
+    closing, go_on = threading.Event(), threading.Event()
+
+    class Slow(MemoryDisk):
+        num_unwritten = 7
+
+        def close(self):
+            closing.set()
+            assert go_on.wait(BOUND_SECONDS)
+
+    engine.scheduler.disk.store.__class__ = Slow
+
+    async def test(async_engine):
+        await collect(async_engine, "a")
+        await async_engine.shutdown(timeout=0.05)
+        assert closing.is_set()
+        go_on.set()
+
+    with_started(test, engine)
+    assert (
+        "writing prefixes to disk has not ended in 0.05 s; the engine's thread is left behind, and 7 blocks of K/V are "
+        "not on disk" in caplog.text
+    )

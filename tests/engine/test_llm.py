@@ -150,3 +150,15 @@ def test_sampling_params_of_another_kind_are_refused_by_name(params):
     with pytest.raises(InvalidRequestError, match="sampling_params must be SamplingParams") as caught:
         LLM.from_engine(make_engine()).generate(["a"], params)
     assert caught.value.param == "sampling_params"
+
+
+def test_what_is_packed_while_a_model_is_loaded_is_heard_of_and_shown_to_nobody_but_a_terminal(monkeypatch, capsys):
+    def build_engine(model, config, *, notify, progress):
+        assert (model, config.quantize) == ("some folder", "q8")
+        progress(1 << 20, 2 << 20, "packing model.safetensors")
+        progress(done_bytes=2 << 20, total_bytes=2 << 20, what="packing model.safetensors")
+        return make_engine()
+
+    monkeypatch.setattr("millpond.build.build_engine", build_engine)
+    assert LLM("some folder", quantize="q8").generate("hi", params())[0].outputs[0].text
+    assert capsys.readouterr().err == ""

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from engine_helpers import drive, text_of
-from millpond.core.pace import Pace
+from millpond.core.pace import StepPrices
 from millpond.core.request import SamplingParams
 from millpond.core.step import SchedulerOutput
 from millpond.engine.engine import Engine
@@ -83,8 +85,8 @@ def test_a_target_below_what_decoding_takes_still_lets_the_prompt_through():
 
 def test_a_prompts_last_token_counts_as_a_prompts_and_only_decoding_rows_as_rows(monkeypatch):
     noted = []
-    monkeypatch.setattr(Pace, "note", lambda self, *step: noted.append(step[:2]))
-    monkeypatch.setattr(Pace, "prefill_budget", lambda self, num_decoding: 2 if num_decoding else None)
+    monkeypatch.setattr(StepPrices, "note", lambda self, *step: noted.append(step[:2]))
+    monkeypatch.setattr(StepPrices, "prefill_budget", lambda self, num_decoding, target: 2 if num_decoding else None)
     engine = paced_engine(20.0)
     engine.add_request("a", ids("hi"), SamplingParams(max_tokens=5, ignore_eos=True))
     engine.step()
@@ -101,3 +103,11 @@ def test_a_prompt_alone_has_the_whole_step():
     engine.add_request("long", ids("x" * 1000), SamplingParams(max_tokens=1))
     drive(engine)
     assert [plan.num_tokens for plan in engine.runner.plans] == [256, 256, 256, 232]
+
+
+def test_what_steps_take_is_learned_without_a_target_too():
+    engine = paced_engine(None)
+    engine.add_request("a", ids("hello"), SamplingParams(max_tokens=5, ignore_eos=True))
+    drive(engine)
+    assert engine.prices.token_seconds == pytest.approx(TOKEN_SECONDS)
+    assert engine.prices.decode_seconds(5) == pytest.approx(8 * ROW_SECONDS)

@@ -408,17 +408,21 @@ def test_what_the_engine_refuses_leaves_no_timeline(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("load", "timeout", "cause"),
-    [(LoadLimits(queue_timeout=5.0), None, "queue_timeout"), (LoadLimits(), 5.0, "request_timeout")],
+    ("load", "own", "cause"),
+    [
+        (LoadLimits(queue_timeout=5.0), {}, "queue_timeout"),
+        (LoadLimits(), {"timeout": 5.0}, "request_timeout"),
+        (LoadLimits(), {"deadline_ms": 5000}, "deadline_waiting"),
+    ],
 )
-def test_a_request_whose_time_is_over_says_which_limit_it_was(load, timeout, cause):
+def test_a_request_whose_time_is_over_says_which_limit_it_was(load, own, cause):
     engine, runner = gated(max_num_seqs=1)
     clock = FakeClock()
 
     async def test(async_engine):
         running = asyncio.create_task(rest_of(async_engine, request("running")))
         await runner.wait_until_entered()
-        waiting = asyncio.create_task(rest_of(async_engine, request("waiting", timeout=timeout)))
+        waiting = asyncio.create_task(rest_of(async_engine, request("waiting", **own)))
         runner.let_through(1)
         await runner.wait_until_entered()
         await asyncio.sleep(0)
@@ -434,6 +438,25 @@ def test_a_request_whose_time_is_over_says_which_limit_it_was(load, timeout, cau
     assert end_of(engine, "waiting") == ("abort", cause)
     assert "admitted" not in events(engine, "waiting")
     assert end_of(engine, "running") == ("length", None)
+
+
+def test_a_request_that_the_engine_finds_expired_says_that_its_deadline_was():
+    engine, runner = gated(max_num_seqs=1)
+    clock = FakeClock()
+
+    async def test(async_engine):
+        running = asyncio.create_task(rest_of(async_engine, request("running")))
+        await runner.wait_until_entered()
+        waiting = asyncio.create_task(rest_of(async_engine, request("waiting", deadline_ms=5000)))
+        await asyncio.sleep(0)
+        clock.now += 5.0
+        runner.open_for_good()
+        with pytest.raises(RequestTimeoutError):
+            await waiting
+        await running
+
+    with_started(test, engine, clock=clock)
+    assert end_of(engine, "waiting") == ("abort", "deadline_waiting")
 
 
 def test_a_client_that_goes_one_that_does_not_read_and_a_choice_that_fails_are_told_apart():

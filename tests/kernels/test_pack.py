@@ -1,7 +1,5 @@
 """Weights go into the tiles' layouts as exactly as the layouts can hold them, and come out as what went in."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -217,12 +215,12 @@ def test_an_embedding_row_is_exactly_the_row_that_was_packed(kind, shape):
 @both_bits
 def test_columns_are_packed_the_same_however_many_go_together(bits, monkeypatch):
     whole = normal((200, 128), bits).packed
-    monkeypatch.setattr(pack, "COLUMNS_AT_ONCE", COLUMNS)
+    monkeypatch.setattr(pack, "VALUES_AT_ONCE", COLUMNS * 128)
     np.testing.assert_array_equal(normal((200, 128), bits).packed.weights, whole.weights)
 
 
-def test_outlier_channels_are_kept_by_tile_and_channel_and_taken_over():
-    layer, other = normal((50, 64), 4).packed, normal((50, 64), 4).packed
+def test_outlier_channels_are_kept_by_tile_and_channel():
+    layer = normal((50, 64), 4).packed
     exact = np.random.default_rng(0).standard_normal((50, 3)).astype(np.float32)
     layer.put_outliers(exact)
     assert layer.outliers.shape == (2, MOST_OUTLIERS, COLUMNS)
@@ -230,8 +228,6 @@ def test_outlier_channels_are_kept_by_tile_and_channel_and_taken_over():
     assert not layer.outliers[1, :, 2:].any(), "the columns that fill up the last tile"
     assert not layer.outliers[:, 3:].any()
     assert layer.descriptor()[OUTLIER_WEIGHTS] == layer.outliers.ctypes.data
-    other.copy_from(layer)
-    np.testing.assert_array_equal(other.outliers, layer.outliers)
 
 
 def test_layers_side_by_side_share_no_byte_and_begin_on_cache_lines():
@@ -252,13 +248,56 @@ def test_layers_side_by_side_share_no_byte_and_begin_on_cache_lines():
     assert room.all()
 
 
-def test_a_layer_takes_over_another_of_its_form():
-    source = normal((50, 128), 8).packed
-    room = empty_room(size_side_by_side([Form(U8, 50, 128)]))
-    (place,) = side_by_side([Form(U8, 50, 128)], room)
-    place.copy_from(source)
-    np.testing.assert_array_equal(unpack(place), unpack(source))
-    assert replace(place, weights=source.weights, outliers=source.outliers) == source
+@pytest.mark.parametrize("kind", [U8, BF16, F32_WEIGHTS], ids=["U8", "BF16", "F32"])
+def test_values_that_are_put_in_piece_by_piece_are_those_put_in_at_once(kind):
+    weights = np.random.default_rng(0).standard_normal((150, 128)).astype(np.float32)
+    whole, pieces = (pack.empty_layer(Form(kind, 150, 128)) for _ in range(2))
+    for layer in (whole, pieces):
+        layer.weights.view(np.uint8)[...] = 0xFF  # what was in the memory before
+    pack.put_values(whole, 0, weights)
+    pack.put_values(pieces, 96, weights[96:])
+    pack.put_values(pieces, 0, weights[:96])
+    assert pieces.weights.tobytes() == whole.weights.tobytes()
+    assert np.abs(unpack(whole) - weights).max() < 4 / 126
+    if kind == U8:
+        assert not pieces.outliers.any()
+
+
+def test_values_rounded_to_8_bits_are_as_the_affine_form_of_the_same_values():
+    affine = normal((50, 128), 8)
+    layer = pack.empty_layer(Form(U8, 50, 128))
+    wide = [np.repeat(each.astype(np.float32), HALF, axis=1) for each in (affine.scale, affine.offset)]
+    pack.put_values(layer, 0, wide[0] * affine.codes + wide[1])
+    assert layer.weights.tobytes() == affine.packed.weights.tobytes()
+
+
+@both_bits
+@pytest.mark.parametrize("small", [False, True])
+def test_a_group_of_whole_multiples_of_one_float16_loses_nothing(bits, small):
+    """As those of AWQ, GPTQ and 8-bit integers are, whose groups are longer; small: an eighth is no float16."""
+    rng = np.random.default_rng(1)
+    scale = (rng.uniform(1, 2, (96, 4)) * (2.0**-13 if small else 0.01)).astype(np.float16)
+    zeros = rng.integers(0, 16, (96, 4)) if bits == 4 else np.full((96, 4), 128)
+    scale, zeros = (np.repeat(each, 2, axis=1) for each in (scale, zeros))
+    codes = np.maximum(random_codes((96, 256), bits), bits == 8)
+    offset = -scale.astype(np.float32) * zeros
+    packed = pack_affine(codes, scale, offset, bits)
+    exact = (codes - np.repeat(zeros, HALF, axis=1)) * np.repeat(scale.astype(np.float64), HALF, axis=1)
+    np.testing.assert_array_equal(unpack(packed), exact)
+    held, _ = integer_weights(packed)
+    assert held.min() >= 1
+    assert held.max() <= 255
+
+
+def test_a_group_with_the_code_that_no_kernel_takes_is_rounded_and_its_neighbours_are_not():
+    codes = np.full((48, 128), 200, np.uint8)
+    codes[:, 5] = 0
+    scale = np.full((48, 4), 0.01, np.float16)
+    packed = pack_affine(codes, scale, -128 * scale.astype(np.float32), 8)
+    exact = (codes - 128.0) * float(np.float16(0.01))
+    np.testing.assert_array_equal(unpack(packed)[:, 64:], exact[:, 64:])
+    assert 0 < np.abs(unpack(packed) - exact).max() < 0.02
+    assert integer_weights(packed)[0].min() >= 1
 
 
 @pytest.mark.parametrize(("columns", "expected"), [(1, 48), (48, 48), (49, 96), (96, 96)])

@@ -49,6 +49,9 @@ def test_what_each_condition_forces_is_counted():
     assert forced["resumed"] >= {"preempted", "found", "resumed"}
     assert forced["guesses"] - {"cut"} == {"steps", "others", "right", "wrong"}
     assert forced["everything"] >= {"others", "cut", "preempted", "found", "resumed", "right", "wrong", "aborted"}
+    for policy in ("priority", "fair"):
+        assert forced[policy] >= {"others", "preempted", "displaced"}
+        assert rows[policy].others == 2
     assert forced["http"] >= {"others", "found", "streamed"}
     assert rows["chunks"].cut > 4 * rows["crowd"].cut
     assert rows["cache, warm"].found > rows["cache, cold"].found

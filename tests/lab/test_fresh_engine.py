@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from millpond.core.request import SamplingParams
+from millpond.core.reserve import AutoReserve
 from millpond.lab.asking import Ask, drive
 from millpond.lab.fresh_engine import engine_over
 from tiny_engine import ids, make_engine
@@ -38,3 +43,23 @@ def test_each_has_a_prefix_cache_of_its_own():
         assert fresh.scheduler.counters.hit_tokens == 0
         drive(fresh, ASKS)
         assert fresh.scheduler.counters.hit_tokens == 8
+
+
+def over(settings, **sizes):
+    """The engine over one whose config says this besides."""
+    base = make_engine()
+    base.config = replace(base.config, **settings)
+    return engine_over(base, **sizes)
+
+
+def test_it_has_no_reserve_unless_told_and_then_the_one_that_the_config_says():
+    assert over({"watermark": 0.5}).scheduler.reserve.blocks == 0
+    assert over({"watermark": 0.5, "watermark_blocks": None}, watermark_blocks=None).scheduler.reserve.blocks == 32
+    auto = over({"watermark": "auto"}, watermark_blocks=None, num_blocks=9).scheduler.reserve
+    assert (type(auto), auto.num_blocks) == (AutoReserve, 9)
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_it_leaves_the_folder_of_the_others_prefixes_alone(tmp_path, prefix_cache):
+    fresh = over({"prefix_dir": tmp_path}, prefix_cache=prefix_cache)
+    assert (fresh.config.prefix_dir, fresh.scheduler.disk) == (None, None)

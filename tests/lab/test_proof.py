@@ -234,6 +234,24 @@ def test_a_head_that_takes_the_place_of_one_before_it_is_found(policy):
     assert find(fault, lambda text: None).message.startswith("INV-7: the first request")
 
 
+@pytest.mark.parametrize("policy", ["priority", "fair"])
+def test_the_wall_is_looked_for_in_four_blocks_under_a_policy_and_stands_there(monkeypatch, policy):
+    case = Case(4, 1, 2, 2, None, 2, longest_prompt=2, policy=policy)
+    assert Explorer([case], WithoutWaiver).run().finding.message.startswith("INV-7: the first request")
+    (fault,) = [each for each in planted_in(policy, False) if each.name == "no-waiver-wall"]
+    asked = []
+    monkeypatch.setattr(proof_module, "Explorer", lambda cases, kind: asked.append(cases) or Explorer(cases[:1]))
+    find(fault, quiet)
+    assert case in asked[0]
+
+
+@pytest.mark.parametrize("policy", ["priority", "fair"])
+def test_with_the_prefix_cache_a_policys_faults_are_those_of_sharing_and_its_own(policy):
+    faults = planted_in(policy, True)
+    assert [each.name for each in faults] == [*(each.name for each in SHARING_FAULTS), "anybodys-place"]
+    assert {(each.policy, each.prefix_cache) for each in faults} == {(policy, True)}
+
+
 def test_a_policy_that_there_is_not_is_refused():
     with pytest.raises(ConfigError, match="--policy must be one of fcfs, priority, fair, got 'lifo'"):
         ORDERING.within("lifo", False, False, {})

@@ -50,6 +50,18 @@ def test_a_request_enters_between_steps_and_waits_from_its_arrival_on():
     assert [each.ttft for each in done.latencies.requests.values()] == [1.0, 1.5]
 
 
+def test_priorities_of_a_workload_count_under_the_policy_that_knows_them_and_stop_no_other():
+    plain = [request(0.0)] * 3
+    given = [dataclasses.replace(each, priority=priority) for each, priority in zip(plain, (5, 0, -5), strict=True)]
+
+    def ends(work, policy):
+        return [last for _, last in times(simulate(work, config(max_num_seqs=1, policy=policy), A_SECOND))]
+
+    assert ends(given, "priority") == [9.0, 6.0, 3.0]
+    for policy in ("fcfs", "fair"):
+        assert ends(given, policy) == ends(plain, policy) == [3.0, 6.0, 9.0]
+
+
 def test_the_reserve_chooses_itself_where_the_settings_say_so():
     work = [request(0.0, prompt=6, output=10)] * 8
     tight = {"num_blocks": 8, "watermark_blocks": None}

@@ -23,6 +23,13 @@ def test_each_line_is_a_request_in_order_of_arrival(tmp_path):
     )
 
 
+def test_a_priority_and_a_tenant_are_taken_and_null_is_none_of_either(tmp_path):
+    given = ['"priority": 3, "tenant": "a"', '"priority": null, "tenant": null', '"tenant": 7', '"tenant": "None"']
+    text = "".join(LINE.replace("}", f", {each}}}") for each in given)
+    found = [(request.priority, request.tenant) for request in read_trace(trace(tmp_path, text))]
+    assert found == [(3, "a"), (0, ""), (0, "7"), (0, "None")]
+
+
 def test_requests_that_come_together_keep_the_order_of_their_lines(tmp_path):
     requests = read_trace(trace(tmp_path, LINE * 3))
     assert [request.prompt_token_ids for request in requests] == [(1,) * 3, (2,) * 3, (3,) * 3]
@@ -47,6 +54,9 @@ def test_requests_that_come_together_keep_the_order_of_their_lines(tmp_path):
         ('{"arrival": 0, "prompt_tokens": 1, "output_tokens": 1.5}', "output_tokens must be a whole number .*got 1.5"),
         ('{"arrival": 0, "prompt_tokens": 1' + "0" * 300 + ', "output_tokens": 1}', "got a number of 997 bits"),
         ('{"arrival": 1e999, "prompt_tokens": 1, "output_tokens": 1}', "got inf"),
+        (LINE.replace("}", ', "priority": 1001}'), "priority must be a whole number from -1000 to 1000, got 1001"),
+        (LINE.replace("}", ', "tenant": ["a"]}'), r"line 2: tenant must be a text or a whole number, got \['a'\]"),
+        (LINE.replace("}", ', "tenant": true}'), "tenant must be a text or a whole number, got True"),
         ("[" * 100_000, "line 2 is not a JSON object"),
     ],
 )

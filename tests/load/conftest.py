@@ -1,11 +1,11 @@
 import pytest
 
-from wheel_stand_in import CONTENT, TINY, write_wheel
+from wheel_stand_in import CONTENT, MEMBER, write_wheel
 
 
 @pytest.fixture
 def registry(tmp_path):
-    write_wheel(tmp_path / "registry", {TINY.member: CONTENT})
+    write_wheel(tmp_path / "registry", {MEMBER: CONTENT})
     return tmp_path / "registry"
 
 

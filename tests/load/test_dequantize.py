@@ -5,31 +5,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_writer import write_gguf
+from load.random_blocks import HALVES, OTHERS, random_tensor
 from millpond.errors import ModelFileError
-from millpond.load.dequantize import LAYOUTS, dequantize, dequantize_channels, to_affine
+from millpond.load.dequantize import (
+    AFFINE,
+    FLOATS,
+    FOUR_BITS,
+    LAYOUTS,
+    code_bits,
+    dequantize,
+    dequantize_channels,
+    has_affine,
+    take_rows,
+    to_affine,
+)
 from millpond.load.ggml_types import BLOCKS, SUPPORTED, GGMLType
 from millpond.load.gguf import GGUFTensor, open_gguf
 from tiny_llama import write_tiny_llama
 
 QUANTISED = sorted(LAYOUTS)
 WITH_ZERO = {GGMLType.Q4_0: 8, GGMLType.Q5_0: 16, GGMLType.Q8_0: 128}
-
-
-def random_tensor(kind: GGMLType, rows: int, columns: int, seed: int = 0, largest: float = 100.0) -> GGUFTensor:
-    """Random bits for the codes; scales and minima of every size float16 has, subnormal ones too, up to `largest`."""
-    rng = np.random.default_rng(seed)
-    data = rng.integers(0, 256, rows * columns // BLOCKS[kind][0] * BLOCKS[kind][1], dtype=np.uint8)
-    if kind in LAYOUTS:
-        blocks = data.view(LAYOUTS[kind])
-        for field in {"d", "m"} & set(blocks.dtype.names):
-            size = np.exp2(rng.uniform(-25, np.log2(largest), len(blocks)))
-            blocks[field] = (size * rng.choice([-1.0, 0.0, 1.0], len(blocks))).astype(np.float16)
-    elif kind is GGMLType.F16:
-        data = rng.standard_normal(rows * columns).astype(np.float16).view(np.uint8)
-    else:
-        data = rng.standard_normal(rows * columns).astype(np.float32).view(np.uint8)[: data.size]
-        data.view(np.uint16)[:] &= 0xBFFF if kind is GGMLType.BF16 else 0xFFFF  # no infinity among the low halves
-    return GGUFTensor("w", (rows, columns), kind, data)
 
 
 def by_gguf_package(tensor: GGUFTensor) -> np.ndarray:
@@ -43,11 +38,17 @@ def test_random_blocks_mean_what_the_gguf_package_says(kind):
     tensor = random_tensor(kind, 7, 96)
     values = dequantize(tensor)
     assert values.dtype == np.float32
-    assert values.shape == (7, 96)
+    assert values.shape == tensor.shape
     assert np.array_equal(values, by_gguf_package(tensor))
+    assert len(np.unique(values)) > 2
 
 
-@pytest.mark.parametrize("kind", QUANTISED)
+def test_every_type_that_the_gguf_package_can_dequantise_is_supported():
+    theirs = {int(kind) for kind in quants._type_traits} | {int(kind) for kind in (GGMLType.F32, GGMLType.F16)}
+    assert {int(kind) for kind in SUPPORTED} == theirs
+
+
+@pytest.mark.parametrize("kind", AFFINE)
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_the_affine_form_is_exactly_the_dequantised_weight(kind, seed):
@@ -59,17 +60,48 @@ def test_the_affine_form_is_exactly_the_dequantised_weight(kind, seed):
 
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_the_affine_form_has_the_shapes_and_bits_it_promises(kind):
-    affine = to_affine(random_tensor(kind, 3, 128))
+    tensor = random_tensor(kind, 3, 128)
+    affine = to_affine(tensor)
     assert affine.codes.shape == (3, 128)
     assert affine.codes.dtype == np.uint8
     assert affine.scale.shape == affine.offset.shape == (3, 4)
     assert affine.scale.dtype == affine.offset.dtype == np.float16
-    assert affine.bits == (4 if kind in (GGMLType.Q4_0, GGMLType.Q4_1) else 8)
+    assert affine.bits == code_bits(tensor) == (4 if kind in (GGMLType.Q4_0, GGMLType.Q4_1) else 8)
     assert affine.codes.max() < 2**affine.bits
     assert all(part.flags.c_contiguous for part in (affine.codes, affine.scale, affine.offset))
 
 
-@pytest.mark.parametrize("kind", QUANTISED)
+@pytest.mark.parametrize("kind", [kind for kind in GGMLType if kind in AFFINE and kind not in LAYOUTS])
+def test_super_blocks_that_are_affine_are_so_with_4_bits_and_scales_of_groups_of_32(kind):
+    tensor = random_tensor(kind, 3, 512)
+    affine = to_affine(tensor)
+    assert (affine.codes.shape, affine.scale.shape, affine.offset.shape) == ((3, 512), (3, 16), (3, 16))
+    assert affine.bits == code_bits(tensor) == 4
+    assert affine.codes.max() == {GGMLType.Q4_K: 15, GGMLType.TQ1_0: 2, GGMLType.TQ2_0: 3}[kind]
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_types_that_are_not_affine_in_4_bits_want_8(kind):
+    tensor = random_tensor(kind, 2, 256)
+    assert has_affine(tensor) == (to_affine(tensor) is not None) == (kind in AFFINE)
+    assert code_bits(tensor) == (4 if kind in FOUR_BITS else 8)
+
+
+@pytest.mark.parametrize("kind", SUPPORTED)
+@pytest.mark.parametrize("rows", [[], [2], [3, 4, 5], [6, 0, 0, 3]], ids=str)
+def test_some_rows_are_those_of_the_whole_matrix_in_the_order_asked_for(kind, rows):
+    tensor, rows = random_tensor(kind, 7, 64), np.array(rows, np.int64)
+    some = take_rows(tensor, rows)
+    assert some.shape == (rows.size, tensor.shape[1])
+    assert np.array_equal(dequantize(some), dequantize(tensor)[rows])
+
+
+def test_rows_that_follow_each_other_are_not_copied():
+    tensor = random_tensor(GGMLType.Q4_1, 7, 64)
+    assert np.shares_memory(take_rows(tensor, np.arange(2, 5)).data, tensor.data)
+
+
+@pytest.mark.parametrize("kind", SUPPORTED)
 @pytest.mark.parametrize("channels", [[], [31], [95, 0, 32, 33, 64, 63]], ids=str)
 def test_some_channels_are_the_columns_of_the_whole_matrix_in_the_order_asked_for(kind, channels):
     tensor, channels = random_tensor(kind, 7, 96), np.array(channels, np.int64)
@@ -109,6 +141,20 @@ def test_a_scale_that_is_not_finite_is_refused_by_tensor_and_place(kind, bad, re
         read(tensor)
 
 
+@pytest.mark.parametrize("kind", HALVES.keys() & set(SUPPORTED))
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_super_block_that_is_not_finite_is_refused_by_tensor_and_place(kind, bad):
+    tensor = random_tensor(kind, 4, 512)
+    tensor.data.reshape(-1, BLOCKS[kind][1])[5 * 512 // BLOCKS[kind][0] // 2, HALVES[kind][0] :][:2] = np.array(
+        [bad], np.float16
+    ).view(np.uint8)
+    with pytest.raises(ModelFileError, match=rf"tensor 'w' \({kind.name}\) has a .* not finite at row 2, column 256;"):
+        dequantize(tensor)
+    if has_affine(tensor):
+        with pytest.raises(ModelFileError, match="not finite at row 2"):
+            to_affine(tensor)
+
+
 @pytest.mark.parametrize("kind", [GGMLType.Q4_1, GGMLType.Q5_1])
 @pytest.mark.parametrize("read", [dequantize, to_affine])
 def test_a_minimum_that_is_not_finite_is_refused(kind, read):
@@ -141,7 +187,7 @@ def test_a_scale_whose_offset_leaves_float16_is_refused_with_the_limit(kind, zer
         to_affine(tensor)
 
 
-@pytest.mark.parametrize("kind", [kind.name for kind in SUPPORTED])
+@pytest.mark.parametrize("kind", [kind.name for kind in (*FLOATS, *LAYOUTS)])
 def test_each_type_in_a_file_is_read_by_its_id_whatever_the_file_is_called(tmp_path, kind):
     path = tmp_path / "model.Q4_0.gguf"
     reference = write_tiny_llama(path, layers=1, types={"*": kind})

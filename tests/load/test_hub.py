@@ -87,10 +87,28 @@ def test_a_gated_repository_says_what_to_do(hub, sources):
         pull("org/repo", sources=sources)
 
 
-def test_a_part_of_a_split_model_is_refused_before_it_is_fetched(hub, sources):
-    hub.files = {"m-00001-of-00002.gguf": CONTENT}
-    with pytest.raises(DownloadError, match=r"m-00001-of-00002\.gguf is one part of a split model"):
+@pytest.mark.parametrize("model", ["org/repo", "org/repo:q/m-00002-of-00002.gguf"])
+def test_all_parts_of_a_split_model_are_fetched_and_the_first_is_given(hub, sources, model):
+    del hub.files["model.gguf"]
+    names = ["q/m-00001-of-00002.gguf", "q/m-00002-of-00002.gguf"]
+    hub.files |= {name: name.encode() * 1000 for name in names}
+    assert find("org/repo:q/m-00001-of-00002.gguf", sources=sources) is None
+    path = pull(model, sources=sources)
+    assert path.name == "m-00001-of-00002.gguf"
+    assert bodies(hub) == [f"/org/repo/resolve/main/{name}" for name in names]
+    assert path.with_name("m-00002-of-00002.gguf").read_bytes() == hub.files[names[1]]
+    assert find("org/repo:q/m-00002-of-00002.gguf", sources=sources) == path
+    path.with_name("m-00002-of-00002.gguf").unlink()
+    assert find("org/repo:q/m-00001-of-00002.gguf", sources=sources) is None
+
+
+def test_a_split_model_is_listed_as_one_and_a_missing_part_is_named(hub, sources):
+    hub.files |= {f"m-0000{part}-of-00002.gguf": bytes(2_000_000) for part in (1, 2)}
+    with pytest.raises(ModelNotFoundError, match=r"has 2 GGUF files; .*\n    .*:m-00001-of-00002\.gguf  \(4 MB\)\n"):
         pull("org/repo", sources=sources)
+    del hub.files["m-00002-of-00002.gguf"]
+    with pytest.raises(ModelNotFoundError, match=r"has no file m-00002-of-00002\.gguf"):
+        pull("org/repo:m-00001-of-00002.gguf", sources=sources)
     assert bodies(hub) == []
 
 

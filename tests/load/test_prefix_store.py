@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 
 import pytest
 
 from millpond.core.disk_prefixes import StoredBlock
 from millpond.errors import ConfigError
+from millpond.load import prefix_store
 from millpond.load.block_file import BlockFormat
 from millpond.load.prefix_store import REFUSED_SECONDS, PrefixStore
 
@@ -323,3 +325,56 @@ def test_a_reading_that_nobody_wants_any_more_ends(tmp_path):
     assert reading.wait(SECONDS)
     store.close()
     store.close()  # twice does no harm
+
+
+def test_two_servers_may_write_the_same_block_at_the_same_time(tmp_path, monkeypatch):
+    one, other = open_store(tmp_path), open_store(tmp_path)
+    replace, between = os.replace, [lambda: other._folder.write(block(3).key, 0, b"same bytes")]
+
+    def replace_later(*paths):
+        if between:
+            between.pop()()
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", replace_later)
+    one._folder.write(block(3).key, 0, b"same bytes")
+    assert [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()] == [b"same bytes"]
+    one.close()
+    other.close()
+
+
+def test_a_folder_in_the_place_of_a_block_costs_that_block_alone(tmp_path, caplog):
+    kept(tmp_path, [3])
+    own = tmp_path / IDENTITY.hex()[:16]
+    (own / f"{block(8).key.hex()}.kv").mkdir()
+    store = open_store(tmp_path, clock=lambda: 0.0)
+    for number in (8, 9):
+        take_turn(store, (number, block(number)))
+    assert (store.counters.failed_writes, block(8).key in store, block(9).key in store) == (1, False, True)
+    assert f"{block(8).key.hex()}.kv is a folder, where a block of K/V is to be" in caplog.text
+    assert files(tmp_path) == sorted(f"{block(number).key.hex()}.kv" for number in (3, 9))
+    store.close()
+
+
+def test_what_is_not_written_at_the_end_is_counted_and_said_the_block_in_hand_too(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(prefix_store, "JOIN_SECONDS", 0.05)
+    begun, go_on = threading.Event(), threading.Event()
+    store = open_store(tmp_path, clock=lambda: 0.0)
+    write = store._folder.write
+
+    def hang(*arguments):
+        begun.set()
+        assert go_on.wait(SECONDS)
+        write(*arguments)
+
+    store._folder.write = hang
+    for number in (3, 4, 5):
+        store.offer(number, block(number))
+    assert begun.wait(SECONDS)
+    assert store.num_unwritten == 3
+    store.close()
+    assert "millpond-disk-writer hangs in " in caplog.text
+    assert "3 blocks of K/V were not written any more to " in caplog.text
+    go_on.set()
+    store._writer.join(SECONDS)
+    assert store.num_unwritten == 0

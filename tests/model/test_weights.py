@@ -220,6 +220,6 @@ def test_a_head_of_another_shape_is_refused(tiny):
 
 def test_every_tensor_is_checked_before_any_is_read(tiny, monkeypatch):
     model = tiny().with_tensor("zzz", like="output_norm.weight")
-    monkeypatch.setattr(weights_module.Linear, "pack", lambda *args: pytest.fail("a layer was read"))
+    monkeypatch.setattr(weights_module.Linear, "pack_into", lambda *args: pytest.fail("a layer was read"))
     with pytest.raises(ModelFileError, match="'zzz' is not part"):
         model.load()

@@ -84,7 +84,7 @@ def test_what_is_loaded_from_disk_after_a_restart_has_the_same_bits(tmp_path, ty
         runner = tiny_runner(path, **sizes, **types)
         fill_with_leftovers(runner)
         config = EngineConfig(**sizes, **types)
-        disk = open_disk(tmp_path / "prefixes", path, config, runner)
+        disk = open_disk(tmp_path / "prefixes", (path,), config, runner)
         settings = {"sampling": SAMPLINGS["seeded"], "prefix_cache": True, "disk": disk}
         answers, scheduler = drive(runner, prompts, **sizes, **settings)
         disk.close()

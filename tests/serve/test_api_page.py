@@ -11,6 +11,7 @@ import pytest
 from millpond.core.sampling import SamplingParams
 from millpond.engine.async_engine import AsyncEngine
 from millpond.serve import refusals
+from millpond.serve.embeddings import EmbeddingRequest
 from millpond.serve.errors import MEANINGS
 from millpond.serve.messages_protocol import CountTokensRequest, MessagesRequest
 from millpond.serve.protocol import (
@@ -40,6 +41,7 @@ FIELDS = {
     "Stream options": (StreamOptions, set(StreamOptions.model_fields)),
     "Tokenize": (Tokenize, set(Tokenize.model_fields)),
     "Detokenize": (Detokenize, set(Detokenize.model_fields)),
+    "Embeddings": (EmbeddingRequest, set(EmbeddingRequest.model_fields)),
 }
 REFUSED = {
     "Refused in both": {name: refusals.CHAT[name] for name in IN_BOTH},
@@ -47,6 +49,7 @@ REFUSED = {
     "Refused in chat": {n: v for n, v in refusals.CHAT.items() if n not in IN_BOTH},
     "Refused in a message": refusals.MESSAGE,
     "Refused in stream options": refusals.STREAM_OPTIONS,
+    "Refused in embeddings": refusals.EMBEDDING,
 }
 
 

@@ -175,8 +175,9 @@ class TestDeadlines:
         async def test(client, async_engine, runner):
             runner.open_for_good()
             early = {**BODY, "max_tokens": 50, "ignore_eos": False, "deadline_ms": 7000}
-            async_engine._speed.note = lambda stats: None
-            async_engine._speed._pace.note(1, 0, 4.0)
+            prices = async_engine._engine.prices
+            prices.note(1, 0, 4.0)
+            prices.note = lambda *step: None
             assert (await client.post(PATH, json={**early, "max_tokens": 1})).status_code == 200
             assert (await client.post(PATH, json=LONG)).status_code == 200
             error = (await client.post(PATH, json=early)).json()["error"]
@@ -187,7 +188,7 @@ class TestDeadlines:
     def test_the_refusal_names_the_parts_of_the_estimate_and_is_counted(self):
         async def test(client, async_engine, runner):
             runner.open_for_good()
-            async_engine._speed._pace.note(1, 0, 4.0)  # a row costs a second, beside the three of every step
+            async_engine._engine.prices.note(1, 0, 4.0)  # a row costs a second, beside the three of every step
             response = await client.post(PATH, json={**BODY, "deadline_ms": 7999})
             error = response.json()["error"]
             assert (response.status_code, error["code"], error["param"]) == (503, "deadline_unreachable", "deadline_ms")

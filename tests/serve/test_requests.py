@@ -142,6 +142,25 @@ def test_the_list_has_the_pool_and_those_that_run_before_those_that_wait():
     assert (idle["data"], idle["head_waits_for"], idle["running"], idle["generated_tokens"]) == ([], None, 0, 41)
 
 
+def test_the_head_is_whom_the_policy_names_and_not_the_first_of_the_first_line():
+    async def test(async_engine, client):
+        tasks = []
+        for name, user in (("first", "a"), ("second", "a"), ("third", "b")):
+            tasks.append(post(client, name, user=user, max_tokens=10))
+            await until(lambda: async_engine.num_unfinished == len(tasks))
+        await async_engine._engine.runner.wait_until_entered()
+        await at_step(async_engine, 3)
+        listed = (await client.get("/v1/requests")).json()
+        async_engine._engine.runner.open_for_good()
+        await asyncio.gather(*tasks)
+        return listed
+
+    engine = make_engine(wrap=GatedRunner, max_num_seqs=1, prefix_cache=False, policy="fair")
+    listed = with_requests(test, engine)
+    assert listed["waiting"] == 2
+    assert listed["head_waits_for"] == "needs a slot; 0 of 1 are free"
+
+
 def test_a_request_is_found_by_its_header_by_its_answers_id_and_choice_by_choice():
     async def test(async_engine, client):
         async_engine._engine.runner.open_for_good()

@@ -80,10 +80,3 @@ def test_another_model_is_not_found_and_an_unknown_field_is_warned_of(path):
     body = {"prompt": "a"} if path == "/tokenize" else {"tokens": [5]}
     assert post(path, {**body, "model": "other"}).status_code == 404
     assert post(path, {**body, "colour": 1}).headers["X-Millpond-Warning"].endswith(": colour")
-
-
-def test_embeddings_are_refused_in_words_and_not_with_a_404():
-    response = post("/v1/embeddings", {"model": "tiny", "input": "a"})
-    assert response.status_code == 400
-    assert "makes no embeddings" in response.json()["error"]["message"]
-    assert response.json()["error"]["code"] == "not_supported"

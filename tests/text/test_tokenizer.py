@@ -58,8 +58,8 @@ def test_a_byte_without_a_token_is_left_out_as_the_reference_does(smollm2):
     assert smollm2.encode("a\x04b") == smollm2.encode("a") + smollm2.encode("b")
 
 
-def test_the_demo_file_ends_answers_with_im_end_alone_and_adds_no_bos(smollm2):
-    assert smollm2.eos_token_ids == {2}
+def test_the_demo_file_ends_answers_with_the_end_of_a_turn_and_of_a_text_and_adds_no_bos(smollm2):
+    assert [smollm2.vocabulary.tokens[i] for i in sorted(smollm2.eos_token_ids)] == ["<|endoftext|>", "<|im_end|>"]
     assert smollm2.bos_token_id == 1
     assert smollm2.encode("Hi") == [26843]
     assert smollm2.vocab_size == 49152
@@ -136,8 +136,10 @@ def test_a_prompt_that_starts_with_bos_gets_no_second_one(tiny):
     assert tiny.encode("<s><s>hello") == [260, 260, 259]
 
 
-def test_eos_is_added_when_the_file_says_so(tiny_metadata):
-    assert Tokenizer.from_gguf(tiny_metadata(add_eos_token=True)).encode("hello") == [260, 259, 261]
+def test_eos_is_added_when_the_file_says_so_and_never_twice(tiny_metadata):
+    tokenizer = Tokenizer.from_gguf(tiny_metadata(add_eos_token=True))
+    assert tokenizer.encode("hello") == tokenizer.encode("hello</s>") == [260, 259, 261]
+    assert tokenizer.encode("<s>hello</s></s>") == [260, 259, 261, 261]
 
 
 def test_adding_a_bos_that_the_file_does_not_name_is_refused(tiny_metadata):
@@ -157,12 +159,27 @@ def test_a_file_without_ends_has_none(tiny_metadata):
     assert Tokenizer.from_gguf(tiny_metadata(eos_token_id=None)).eos_token_ids == frozenset()
 
 
-def test_an_end_of_turn_that_only_the_chat_template_shows_ends_an_answer_too(tiny_metadata):
-    tokens = [token.replace("<s>", "<|eot_id|>") for token in tiny_metadata()["tokenizer.ggml.tokens"]]
-    metadata = tiny_metadata(tokens=tokens)
-    template = {"tokenizer.chat_template": "{{ messages[0].content }}<|eot_id|>"}
-    assert Tokenizer.from_gguf(metadata).eos_token_ids == {261}
-    assert Tokenizer.from_gguf(metadata | template).eos_token_ids == {260, 261}
+def renamed(tiny_metadata, **names):
+    """The tiny vocabulary with other texts for <s> (260), </s> (261) and <tag x> (262, user-defined)."""
+    old = {"<s>": names.get("bos"), "</s>": names.get("eos"), "<tag x>": names.get("tag")}
+    return [old.get(token) or token for token in tiny_metadata()["tokenizer.ggml.tokens"]]
+
+
+def test_a_special_token_that_everybody_takes_as_an_end_ends_an_answer_though_no_field_names_it(tiny_metadata):
+    tokens = renamed(tiny_metadata, bos="<|eot_id|>")
+    assert Tokenizer.from_gguf(tiny_metadata(tokens=tokens)).eos_token_ids == {260, 261}
+
+
+def test_a_token_that_is_not_special_ends_nothing_by_its_name(tiny_metadata):
+    tokens = renamed(tiny_metadata, tag="<|eot_id|>")
+    assert Tokenizer.from_gguf(tiny_metadata(tokens=tokens)).eos_token_ids == {261}
+
+
+def test_what_ends_a_part_of_an_answer_does_not_end_the_answer(tiny_metadata):
+    tokens = renamed(tiny_metadata, bos="<|end|>", eos="<|return|>", tag="<|call|>")
+    types = [1] * 260 + [3, 3, 3, 5, 6]
+    assert Tokenizer.from_gguf(tiny_metadata(tokens=tokens, token_type=types)).eos_token_ids == {261, 262}
+    assert Tokenizer.from_gguf(tiny_metadata(tokens=tokens)).eos_token_ids == {260, 261}
 
 
 def test_named_ends_are_special_though_their_type_says_otherwise(tiny_metadata):
@@ -212,8 +229,8 @@ def test_a_file_that_says_how_to_cut_words_gets_no_warning(tiny_metadata, caplog
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pre": "viking"}, "'viking'.*smollm"),
-        ({"model": "llama"}, "'llama'; only 'gpt2'"),
+        ({"pre": "afmoe"}, "'afmoe'.*smollm"),
+        ({"model": "bert"}, "'bert', which is not supported .*'llama' is SentencePiece BPE"),
         ({"model": None}, "carries no tokenizer"),
         ({"add_space_prefix": True}, "add_space_prefix is not supported"),
     ],

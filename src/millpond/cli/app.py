@@ -11,10 +11,11 @@ from typing import Annotated
 
 import typer
 
-from millpond.cli import bench, chat, doctor, generate, prove, pull, serve, simulate, sweep, top, verify
+from millpond.cli import bench, chat, doctor, evaluate, generate, prove, pull, serve, simulate, sweep, top, verify
+from millpond.cli.naming import in_options
 from millpond.cli.options import examples
 from millpond.cli.settings import Settings
-from millpond.errors import MillpondError
+from millpond.errors import ConfigError, InvalidRequestError, MillpondError
 from millpond.version import __version__
 
 INTERRUPTED = 130
@@ -59,7 +60,7 @@ def version() -> None:
     )
 
 
-for module in (serve, top, generate, chat, pull, doctor, bench, simulate, sweep, prove, verify):
+for module in (serve, top, generate, chat, pull, doctor, bench, simulate, sweep, prove, verify, evaluate):
     module.register(app)
 
 
@@ -74,9 +75,15 @@ def run(arguments: Sequence[str], environment: dict[str, str]) -> int:
     except (MillpondError, OSError, MemoryError) as error:
         if settings.debug:
             traceback.print_exc()
-        return _complain(f"not enough memory: {error}" if isinstance(error, MemoryError) else str(error), 1)
+        return _complain(_message(error, arguments), 1)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+
+
+def _message(error: Exception, arguments: Sequence[str]) -> str:
+    if isinstance(error, ConfigError | InvalidRequestError):
+        return in_options(str(error), typer.main.get_command(app), arguments)
+    return f"not enough memory: {error}" if isinstance(error, MemoryError) else str(error)
 
 
 def _complain(message: str, exit_code: int) -> int:

@@ -32,6 +32,7 @@ from millpond.cli.options import (
     KVMemory,
     MaxNumBatchedTokens,
     ModelOption,
+    Quantize,
     Threads,
     check_target,
     examples,
@@ -145,6 +146,7 @@ def engine(
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds that count.")] = 3,
     dtype: Dtype = DEFAULTS.dtype,
     kv_dtype: KVDtype = DEFAULTS.kv_dtype,
+    quantize: Quantize = DEFAULTS.quantize,
     max_num_batched_tokens: MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
     kv_memory: KVMemory = None,
     threads: Threads = None,
@@ -163,6 +165,7 @@ def engine(
     config = EngineConfig(
         dtype=dtype,
         kv_dtype=kv_dtype,
+        quantize=quantize,
         max_num_seqs=slots,
         max_num_batched_tokens=max_num_batched_tokens,
         kv_memory=kv_memory,

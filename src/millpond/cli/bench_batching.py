@@ -128,7 +128,6 @@ def bench_of(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=NO_LIMIT,
-        watermark_blocks=0,
     )
     runner = ChecksumRunner()
     return BatchBench(scheduler, runner, runner.clock, with_random_prompts(workload, CHECKSUM_TOKENS, seed))

@@ -17,6 +17,7 @@ from millpond.cli.options import (
     KVDtype,
     ModelOption,
     Plot,
+    Quantize,
     Threads,
     examples,
     parse_counts,
@@ -113,7 +114,7 @@ def builder(model: str, shape: str | None, settings: Settings) -> Callable[[Engi
         path = loading.fetch_model(model, settings)
         return lambda config: build_model_runner(path, config)
     if shape not in SHAPES:
-        raise ConfigError(f"shape must be one of {', '.join(SHAPES)}, got {shape!r}")
+        raise ConfigError(f"--shape must be one of {', '.join(SHAPES)}, got {shape!r}")
     return lambda config: build_random_runner(SHAPES[shape], config)
 
 
@@ -144,6 +145,7 @@ def kernels(
     repetitions: Annotated[int, typer.Option("--repetitions", min=1, help="Of each step; the median counts.")] = 9,
     dtype: Dtype = DEFAULTS.dtype,
     kv_dtype: KVDtype = DEFAULTS.kv_dtype,
+    quantize: Quantize = DEFAULTS.quantize,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object, with every rate and phase.")] = False,
@@ -158,7 +160,7 @@ def kernels(
         parse_counts(prefill, "--prefill"),
         repetitions,
     )
-    config = plan.config(dtype=dtype, kv_dtype=kv_dtype, isa=isa, threads=threads)
+    config = plan.config(dtype=dtype, kv_dtype=kv_dtype, quantize=quantize, isa=isa, threads=threads)
     report = measure(builder(model, shape, context.ensure_object(Settings)), plan, config)
     if plot is not None:
         draw(report.as_json(), plot)

@@ -18,6 +18,7 @@ from millpond.cli.options import (
     KVDtype,
     KVMemory,
     ModelOption,
+    Quantize,
     Threads,
     examples,
     parse_counts,
@@ -82,7 +83,8 @@ def http_table(row: HttpRow) -> Table:
 def serve_command(model: str, config: EngineConfig) -> list[str]:
     """The server with the same settings, on a free loopback port."""
     flags = ["--port", "0", "--log-level", "warning"]
-    flags += ["--dtype", config.dtype, "--kv-dtype", config.kv_dtype, "--isa", config.isa]
+    flags += ["--dtype", config.dtype, "--kv-dtype", config.kv_dtype, "--quantize", config.quantize]
+    flags += ["--isa", config.isa]
     for name in ("max_num_seqs", "kv_memory", "threads"):
         if (value := getattr(config, name)) is not None:
             flags += [f"--{name.replace('_', '-')}", str(value)]
@@ -120,6 +122,7 @@ def overhead(
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds that count.")] = 3,
     dtype: Dtype = DEFAULTS.dtype,
     kv_dtype: KVDtype = DEFAULTS.kv_dtype,
+    quantize: Quantize = DEFAULTS.quantize,
     kv_memory: KVMemory = None,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
@@ -130,7 +133,13 @@ def overhead(
     counts = parse_counts(sequences, "--sequences")
     slots = max(DEFAULTS.max_num_seqs, *counts, streams)
     config = EngineConfig(
-        dtype=dtype, kv_dtype=kv_dtype, max_num_seqs=slots, kv_memory=kv_memory, threads=threads, isa=isa
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        quantize=quantize,
+        max_num_seqs=slots,
+        kv_memory=kv_memory,
+        threads=threads,
+        isa=isa,
     )
     engine = loading.open_engine(model, config, context.ensure_object(Settings))
     load = StreamLoad(num_streams=streams, max_tokens=max_tokens)

@@ -19,6 +19,7 @@ from millpond.cli.options import (
     KVMemory,
     MaxNumBatchedTokens,
     ModelOption,
+    Quantize,
     Threads,
     examples,
 )
@@ -79,6 +80,7 @@ def pace(
     ] = None,
     dtype: Dtype = DEFAULTS.dtype,
     kv_dtype: KVDtype = DEFAULTS.kv_dtype,
+    quantize: Quantize = DEFAULTS.quantize,
     max_num_batched_tokens: MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
     kv_memory: KVMemory = None,
     threads: Threads = None,
@@ -91,6 +93,7 @@ def pace(
     config = EngineConfig(
         dtype=dtype,
         kv_dtype=kv_dtype,
+        quantize=quantize,
         max_num_seqs=max(DEFAULTS.max_num_seqs, streams + 1),
         max_num_batched_tokens=max_num_batched_tokens,
         itl_target=itl_target,

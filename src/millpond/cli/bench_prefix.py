@@ -22,12 +22,15 @@ from millpond.cli.options import (
     KVMemory,
     MaxNumBatchedTokens,
     ModelOption,
+    Quantize,
     Threads,
     examples,
     format_memory,
     parse_counts,
+    parse_folder,
 )
 from millpond.cli.settings import Settings
+from millpond.cli.traffic import is_given
 from millpond.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -107,11 +110,12 @@ def prefix(
     context: typer.Context,
     model: ModelOption = DEFAULT_MODEL,
     workloads: Annotated[
-        str, typer.Option("--workloads", metavar="NAME,NAME", help="Which of them.")
+        str, typer.Option("--workloads", metavar="NAME,NAME", help="Which of them, without --restart.")
     ] = "chat,shared,children,strangers",
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds that count.")] = 3,
     dtype: Dtype = DEFAULTS.dtype,
     kv_dtype: KVDtype = DEFAULTS.kv_dtype,
+    quantize: Quantize = DEFAULTS.quantize,
     max_num_batched_tokens: MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
     kv_memory: KVMemory = None,
     threads: Threads = None,
@@ -122,18 +126,22 @@ def prefix(
     ] = "512,1500,4000",
     cache_dir: Annotated[
         Path | None,
-        typer.Option("--cache-dir", metavar="DIR", help="The folder of --restart [default: a temporary one]"),
+        typer.Option(
+            "--cache-dir", parser=parse_folder, metavar="DIR", help="The folder of --restart [default: a temporary one]"
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list with an object for each row.")] = False,
 ) -> None:
     from millpond.cli.progress import counting_bar
     from millpond.lab.bench_prefix import PrefixBench
 
+    check_use(context, restart)
     counts = parse_counts(lengths, "--lengths")
     names = [name.strip() for name in workloads.split(",") if name.strip()]
     config = EngineConfig(
         dtype=dtype,
         kv_dtype=kv_dtype,
+        quantize=quantize,
         max_num_batched_tokens=max_num_batched_tokens,
         kv_memory=kv_memory,
         threads=threads,
@@ -152,6 +160,15 @@ def prefix(
     show(rows, lambda: as_table(rows), as_json)
 
 
+def check_use(context: typer.Context, restart: bool) -> None:
+    """Raise BadParameter for an option that this measurement would not look at."""
+    for name in ("workloads",) if restart else ("lengths", "cache_dir"):
+        if is_given(context, name):
+            remedy = "leave out one of the two" if restart else "add it, or leave this out"
+            kind = "is not used with --restart" if restart else "is used with --restart alone"
+            raise typer.BadParameter(f"it {kind}: {remedy}", param_hint=f"'--{name.replace('_', '-')}'")
+
+
 @contextmanager
 def folder_in(given: Path | None) -> Iterator[Path]:
     """A folder that is empty at first and gone afterwards, in the given one or where temporary files are."""
@@ -167,11 +184,12 @@ def restart_bench(engine: Engine, model: str, folder: Path) -> RestartBench:
     from millpond.build import open_disk
     from millpond.lab.bench_restart import RestartBench
     from millpond.load.store import resolve
+    from millpond.model.checkpoint import open_checkpoint
 
-    path = resolve(model)
+    paths = open_checkpoint(resolve(model))[0].paths
 
     def open_again() -> DiskPrefixes:
-        return open_disk(folder, path, engine.config, cast("ModelRunner", engine.runner))
+        return open_disk(folder, paths, engine.config, cast("ModelRunner", engine.runner))
 
     return RestartBench(engine, open_again, time.perf_counter)
 

@@ -17,6 +17,7 @@ from millpond.cli.options import (
     KVDtype,
     KVMemory,
     ModelOption,
+    Quantize,
     SpeculativeTokens,
     Threads,
     examples,
@@ -97,6 +98,7 @@ def speculative(
     speculative_tokens: SpeculativeTokens = DEFAULTS.speculative_tokens,
     dtype: Dtype = DEFAULTS.dtype,
     kv_dtype: KVDtype = DEFAULTS.kv_dtype,
+    quantize: Quantize = DEFAULTS.quantize,
     kv_memory: KVMemory = None,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
@@ -110,6 +112,7 @@ def speculative(
     config = EngineConfig(
         dtype=dtype,
         kv_dtype=kv_dtype,
+        quantize=quantize,
         max_num_seqs=max(DEFAULTS.max_num_seqs, *plan.sequences, 1),
         kv_memory=kv_memory,
         threads=threads,

@@ -13,12 +13,14 @@ from millpond.cli import loading
 from millpond.cli.options import (
     DEFAULT_MODEL,
     DEFAULTS,
+    ChatTemplate,
     Dtype,
     Isa,
     KVDtype,
     MaxModelLen,
     ModelArgument,
     PrefixCache,
+    Quantize,
     Speculative,
     SpeculativeTokens,
     Threads,
@@ -156,6 +158,7 @@ def converse(conversation: Conversation, lines: Iterator[str]) -> None:
 def chat(
     context: typer.Context,
     model: ModelArgument = DEFAULT_MODEL,
+    chat_template: ChatTemplate = None,
     system: Annotated[str | None, typer.Option("--system", help="A system message that stays in front.")] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of one answer.")] = 1024,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.3,
@@ -165,6 +168,7 @@ def chat(
     ] = None,
     dtype: Dtype = DEFAULTS.dtype,
     kv_dtype: KVDtype = DEFAULTS.kv_dtype,
+    quantize: Quantize = DEFAULTS.quantize,
     max_model_len: MaxModelLen = None,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
@@ -176,6 +180,7 @@ def chat(
     config = EngineConfig(
         dtype=dtype,
         kv_dtype=kv_dtype,
+        quantize=quantize,
         max_model_len=max_model_len,
         threads=threads,
         isa=isa,
@@ -183,7 +188,7 @@ def chat(
         speculative=speculative,
         speculative_tokens=speculative_tokens,
     )
-    engine = loading.open_engine(model, config, context.ensure_object(Settings))
+    engine = loading.open_engine(model, config, context.ensure_object(Settings), chat_template)
     conversation = Conversation(engine, sampling, write_out, loading.notify, system)
     if sys.stdin.isatty():
         loading.notify(f"{engine.model_name}; /help lists the commands, Ctrl-D leaves")

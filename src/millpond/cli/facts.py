@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millpond.cli.options import format_memory
@@ -15,7 +13,9 @@ from millpond.cli.settings import Settings
 from millpond.config import EngineConfig
 
 if TYPE_CHECKING:
-    from millpond.load.gguf import GGUFFile
+    from millpond.model.checkpoint import ModelFile
+    from millpond.model.config import ModelConfig
+    from millpond.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +71,17 @@ def thread_facts(config: EngineConfig) -> list[Fact]:
     ]
 
 
-def model_facts(path: Path, file: GGUFFile) -> list[Fact]:
+def model_facts(file: ModelFile, figures: ModelConfig) -> list[Fact]:
     """The figures of a model file."""
-    from millpond.model.checkpoint import read_figures
-    from millpond.text.tokenizer import Tokenizer
+    from millpond.build import name_of, read_tokenizer
 
-    tokenizer = Tokenizer.from_gguf(file.metadata)
-    figures = read_figures(file)
+    tokenizer = read_tokenizer(file)
     kinds = Counter(tensor.type.name for tensor in file.tensors.values())
     num_parameters = sum(prod(tensor.shape) for tensor in file.tensors.values())
     return [
-        fact("name", file.metadata.get("general.name", path.stem)),
-        fact("file", str(path)),
-        memory_fact("size_bytes", path.stat().st_size),
+        fact("name", file.metadata.get("general.name", name_of(file.path))),
+        fact("file", str(file.path)),
+        memory_fact("size_bytes", file.path.stat().st_size),
         fact("architecture", figures.architecture),
         fact("layers", figures.num_layers),
         fact("hidden_size", figures.hidden_size),
@@ -95,24 +93,24 @@ def model_facts(path: Path, file: GGUFFile) -> list[Fact]:
         fact("tensor_types", dict(kinds), ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())),
         fact("parameters", num_parameters, f"{num_parameters / 1e6:.1f} million"),
         fact("vocab_size", tokenizer.vocab_size, f"{tokenizer.vocab_size} tokens"),
-        fact("tokenizer", tokenizer_kind(file.metadata)),
+        fact("tokenizer", tokenizer.source.kind),
+        fact("ends", sorted(tokenizer.eos_token_ids), end_tokens(tokenizer)),
         fact("chat_template", tokenizer.chat_template is not None, "yes" if tokenizer.chat_template else "none"),
         fact("licence", str(file.metadata.get("general.license", "not named in the file"))),
     ]
 
 
-def tokenizer_kind(metadata: Mapping[str, object]) -> str:
-    """As the file names it: the model and, where there is one, how it splits words first."""
-    kind, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
-    return f"{kind}, split as {split}" if split else str(kind)
+def end_tokens(tokenizer: Tokenizer) -> str:
+    """The tokens that end an answer."""
+    named = [tokenizer.vocabulary.tokens[token_id] for token_id in sorted(tokenizer.eos_token_ids)]
+    return ", ".join(named) or "none: an answer ends by its length alone"
 
 
-def pool_facts(file: GGUFFile, config: EngineConfig, available: int) -> list[Fact]:
+def pool_facts(figures: ModelConfig, config: EngineConfig, available: int) -> list[Fact]:
     """The K/V pool that an engine of these settings would have, and what the watermark holds back of it."""
     from millpond.build import plan_pool
-    from millpond.model.checkpoint import read_figures
 
-    plan = plan_pool(read_figures(file), config, available)
+    plan = plan_pool(figures, config, available)
     return [
         fact("type", config.kv_type),
         memory_fact("position_bytes", plan.position_bytes),
@@ -140,9 +138,9 @@ def watermark_text(reserve: int, config: EngineConfig) -> str:
 def gather(model: str, config: EngineConfig, settings: Settings) -> dict[str, list[Fact]]:
     """Every section of the report. A model that is not on this machine is said to be so, not fetched."""
     from millpond.kernels.cache import folder_in_use
-    from millpond.load.gguf import open_gguf
     from millpond.load.store import find
     from millpond.machine import available_memory
+    from millpond.model.checkpoint import open_checkpoint
 
     available = available_memory()
     report = {
@@ -158,5 +156,5 @@ def gather(model: str, config: EngineConfig, settings: Settings) -> dict[str, li
             fact("file", None, f"not here yet; fetch it with: millpond pull {model}"),
         ]
         return report
-    file = open_gguf(path)
-    return {**report, "pool": pool_facts(file, config, available), "model": model_facts(path, file)}
+    file, figures = open_checkpoint(path)
+    return {**report, "pool": pool_facts(figures, config, available), "model": model_facts(file, figures)}

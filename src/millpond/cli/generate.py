@@ -13,10 +13,12 @@ from millpond.cli import loading
 from millpond.cli.options import (
     DEFAULT_MODEL,
     DEFAULTS,
+    ChatTemplate,
     Dtype,
     Isa,
     KVDtype,
     ModelOption,
+    Quantize,
     Speculative,
     SpeculativeTokens,
     Threads,
@@ -26,6 +28,7 @@ from millpond.cli.settings import Settings
 from millpond.cli.streaming import answer, chat_prompt, write_out
 from millpond.config import EngineConfig
 from millpond.core.sampling import SamplingParams
+from millpond.errors import ConfigError
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
@@ -100,12 +103,14 @@ def generate(
     ] = None,
     dtype: Dtype = DEFAULTS.dtype,
     kv_dtype: KVDtype = DEFAULTS.kv_dtype,
+    quantize: Quantize = DEFAULTS.quantize,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-text token.")] = False,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
     speculative: Speculative = DEFAULTS.speculative,
     speculative_tokens: SpeculativeTokens = DEFAULTS.speculative_tokens,
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as one user message.")] = False,
+    chat_template: ChatTemplate = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one object: text, prompt_token_ids, token_ids, finish_reason.")
     ] = False,
@@ -123,11 +128,14 @@ def generate(
     config = EngineConfig(
         dtype=dtype,
         kv_dtype=kv_dtype,
+        quantize=quantize,
         threads=threads,
         isa=isa,
         speculative=speculative,
         speculative_tokens=speculative_tokens,
     )
     text = read_prompt(prompt, sys.stdin)
-    engine = loading.open_engine(model, config, context.ensure_object(Settings))
+    if chat_template is not None and not chat:
+        raise ConfigError("--chat-template is for a prompt that is sent as a message; add --chat")
+    engine = loading.open_engine(model, config, context.ensure_object(Settings), chat_template)
     complete(engine, prompt_tokens(engine, text, chat), sampling, as_json, write_out)

@@ -31,13 +31,26 @@ def fetch_model(model: str, settings: Settings) -> Path:
         return resolve(model, cache_dir=settings.cache_folder, progress=progress)
 
 
-def open_engine(model: str, config: EngineConfig, settings: Settings) -> Engine:
-    """An engine that is ready to serve the model."""
+def open_engine(model: str, config: EngineConfig, settings: Settings, chat_template: str | None = None) -> Engine:
+    """An engine that is ready to serve the model. chat_template is as for `build_engine`."""
+    from millpond.cli.progress import download_bar
+
+    if chat_template is not None:
+        from millpond.text.given_template import read_template
+
+        chat_template = read_template(chat_template)  # before anything is fetched
     path = fetch_model(model, settings)
-    with setting_up():
+    with setting_up(), download_bar() as progress:
         from millpond.build import build_engine
 
-        return build_engine(str(path), config, notify=notify, cache_dir=settings.cache_folder)
+        return build_engine(
+            str(path),
+            config,
+            notify=notify,
+            cache_dir=settings.cache_folder,
+            progress=progress,
+            chat_template=chat_template,
+        )
 
 
 @contextmanager

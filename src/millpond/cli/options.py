@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from millpond.config import AUTO, DTYPES, KV_DTYPES, POLICIES, SPECULATIVE, EngineConfig
+from millpond.config import AUTO, DTYPES, KV_DTYPES, POLICIES, QUANTIZE, SPECULATIVE, EngineConfig
 
 DEFAULT_MODEL = "smollm2"
 PICTURES = (".png", ".svg", ".pdf")
@@ -50,6 +50,13 @@ def parse_watermark(given: str | float) -> float | str:
         return float(given)
     except ValueError:
         raise typer.BadParameter(f"{given[:40]!r} is neither a share such as 0.01 nor {AUTO}") from None
+
+
+def parse_folder(text: str) -> Path:
+    """A folder's path, which is not empty: that would be whatever folder one is in."""
+    if not str(text).strip():
+        raise typer.BadParameter("the name of the folder is empty: name one, or leave the option out")
+    return Path(text)
 
 
 def parse_port(text: str) -> int:
@@ -111,6 +118,8 @@ def parse_weights(given: Sequence[str] | None) -> tuple[tuple[str, float], ...]:
     weights: dict[str, float] = {}
     for text in given or ():
         tenant, is_pair, number = text.rpartition("=")
+        if tenant in weights:
+            raise typer.BadParameter(f"{tenant[:40]!r} has two weights: give it one", param_hint="'--tenant-weight'")
         try:
             weights[tenant] = float(number if is_pair else "")
         except ValueError:
@@ -124,6 +133,14 @@ ModelArgument = Annotated[
     str, typer.Argument(metavar="[MODEL]", help="A known name, a GGUF file, a folder, or org/repo[:file].")
 ]
 ModelOption = Annotated[str, typer.Option("--model", help="A known name, a GGUF file, a folder, or org/repo[:file].")]
+ChatTemplate = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template",
+        metavar="FILE|TEXT",
+        help="A Jinja template, or its file, in place of the model's own [default: the model's]",
+    ),
+]
 Dtype = Annotated[
     str,
     typer.Option("--dtype", metavar="|".join(DTYPES), help="The checkpoint's own types, or float32 for everything."),
@@ -134,6 +151,14 @@ KVDtype = Annotated[
         "--kv-dtype",
         metavar="|".join(KV_DTYPES),
         help="Keys and values as --dtype has them, or in 8 bits: about twice as many tokens in the same memory.",
+    ),
+]
+Quantize = Annotated[
+    str,
+    typer.Option(
+        "--quantize",
+        metavar="|".join(QUANTIZE),
+        help="Pack a checkpoint that is not quantised in 8 bits, or its layers in 4, as it is loaded.",
     ),
 ]
 MaxModelLen = Annotated[
@@ -183,13 +208,16 @@ PrefixCache = Annotated[
 PrefixDir = Annotated[
     Path | None,
     typer.Option(
-        "--cache-dir", metavar="DIR", help="Keep that K/V in a folder too, across restarts [default: in memory alone]"
+        "--cache-dir",
+        parser=parse_folder,
+        metavar="DIR",
+        help="Keep that K/V in a folder too, across restarts [default: in memory alone]",
     ),
 ]
 PrefixDirSize = Annotated[
-    int,
+    int | None,
     typer.Option(
-        "--cache-dir-size", parser=parse_memory, metavar="SIZE", help="Most that the folder may hold, such as 4G."
+        "--cache-dir-size", parser=parse_memory, metavar="SIZE", help="Most that the folder may hold [default: 4G]"
     ),
 ]
 Speculative = Annotated[

@@ -13,9 +13,15 @@ from millpond.cli.settings import Settings
 
 HELP = """Fetch a model into the user's cache folder; one that is there already is left alone.
 
-MODEL is a known name (smollm2) or a repository of the Hugging Face hub, with the file's name where it holds several."""
+MODEL is a known name (smollm2, gemma3-270m) or a repository of the Hugging Face hub, with the file's name where it
+holds several."""
 
-EXAMPLES = examples("millpond pull smollm2", "millpond pull org/repo", "millpond pull org/repo:model-Q8_0.gguf")
+EXAMPLES = examples(
+    "millpond pull smollm2",
+    "millpond pull gemma3-270m",
+    "millpond pull org/repo",
+    "millpond pull org/repo:model-Q8_0.gguf",
+)
 
 
 def register(app: typer.Typer) -> None:

@@ -59,7 +59,7 @@ def answer(
 
 def chat_prompt(engine: Engine, messages: Sequence[Mapping[str, str]]) -> list[int]:
     """Token ids of a conversation through the model's chat template. Raises InvalidRequestError where it has none."""
-    return engine.tokenizer.encode(engine.chat_template.render(messages), add_special_tokens=False)
+    return engine.tokenizer.encode_chat(engine.chat_template.render(messages))
 
 
 def write_out(text: str) -> None:

@@ -175,6 +175,7 @@ def forced(row: Row) -> str:
         "others": "up to {} others",
         "cut": "{} cuts",
         "preempted": "{} preempted",
+        "displaced": "{} displaced",
         "found": "{} tokens found",
         "resumed": "{} found again",
         "right": "{} guesses right",

@@ -16,17 +16,13 @@ def blocks_for_length(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def resolve_watermark_blocks(num_blocks: int, watermark: float | str, watermark_blocks: int | None = None) -> int:
+def resolve_watermark_blocks(num_blocks: int, watermark: float, watermark_blocks: int | None = None) -> int:
     """The reserve in blocks: watermark_blocks where it is given, else the share int(watermark * num_blocks).
-
-    0 for "auto", which begins there (core/reserve.py).
 
     Raises ConfigError unless 0 <= reserve < num_blocks. The share is 0 for every pool too small for it to make
     one whole block (under 100 blocks at the default of 0.01).
     """
     if watermark_blocks is None:
-        if isinstance(watermark, str):
-            return 0
         if not 0.0 <= watermark < 1.0:
             raise ConfigError(f"watermark must be at least 0 and below 1, got {watermark:g}")
         return int(watermark * num_blocks)

@@ -69,6 +69,10 @@ class BlockStore(Protocol):
     def identity(self) -> bytes:
         """A digest of all that the bits of a block depend on, besides the tokens."""
 
+    @property
+    def num_unwritten(self) -> int:
+        """Blocks that were offered and are not on disk yet."""
+
     def __contains__(self, key: bytes) -> bool: ...
 
     def read(self, blocks: Sequence[StoredBlock]) -> Reading: ...

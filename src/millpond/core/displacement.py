@@ -29,15 +29,14 @@ def choose_victims(
     fewest: int,
     need: int,
     found: Sequence[int],
-    reserve: int,
 ) -> list[Request] | None:
     """The fewest that may be preempted for the head, from the last on; None where that would not be enough.
 
-    It needs so many blocks, of which it has found some, beside the reserve.
+    It needs so many blocks, of which it has found some.
     """
     victims: list[Request] = []
     holders: Counter[int] = Counter()
-    room = pool.num_free - reserve
+    room = pool.num_free
     for victim in reversed(running):
         if not policy.outranks(head, victim):
             break

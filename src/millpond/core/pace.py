@@ -1,4 +1,4 @@
-"""How many tokens of prompts a step may compute beside requests that decode, so that these keep their pace.
+"""What a step takes, and so how many tokens of prompts it may compute beside requests that are to keep their pace.
 
 A step is taken to cost so much for each of its rows and FIXED_ROWS more, and so much for each token of a prompt. Both
 are learned from the steps as they come; what the scheduler gets is a whole number, on which alone its decisions depend.
@@ -14,22 +14,24 @@ LEAST_EXTRA = 0.01  # of a step is what its prompts took, where it took no longe
 WEIGHT = 0.25  # of the newest step in a price
 
 
-class Pace:
-    """Chooses for a target of seconds between two tokens of a request, and is told what each step took."""
+class StepPrices:
+    """What a step takes, learned from what each one took. The engine's thread notes, any thread may ask."""
 
-    def __init__(self, target_seconds: float) -> None:
-        self.target_seconds = target_seconds
+    def __init__(self) -> None:
         self._row_seconds: float | None = None
         self._token_seconds: float | None = None
 
-    def prefill_budget(self, num_decoding: int) -> int | None:
-        """The most tokens of prompts beside num_decoding requests, at least 1; None, no bound, where nobody decodes."""
+    def prefill_budget(self, num_decoding: int, target_seconds: float) -> int | None:
+        """The most tokens of prompts beside num_decoding requests that keep a step within so many seconds.
+
+        At least 1; None, no bound, where nobody decodes.
+        """
         if num_decoding == 0:
             return None
         if self._token_seconds is None:
             return FIRST_TOKENS
         decode = self.decode_seconds(num_decoding)
-        spare = max(self.target_seconds - decode, LEAST_SHARE * decode)
+        spare = max(target_seconds - decode, LEAST_SHARE * decode)
         return max(1, int(spare / self._token_seconds))
 
     @property

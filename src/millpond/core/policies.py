@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Protocol
 
-from millpond.core.fair_shares import Fair
+from millpond.core.fair_shares import MOST_TURNS, QUANTUM, Fair
 from millpond.core.request import Request
 
 AGEING_STEPS = 100
@@ -144,8 +144,15 @@ class Priority:
         return request.rank
 
 
-def make_policy(name: str, tenant_weights: Mapping[str, float]) -> Policy:
+def make_policy(
+    name: str,
+    tenant_weights: Mapping[str, float],
+    *,
+    ageing_steps: int = AGEING_STEPS,
+    quantum: int = QUANTUM,
+    most_turns: int = MOST_TURNS,
+) -> Policy:
     """The policy of a name in config.POLICIES. tenant_weights are those of Fair that are not 1."""
     if name == "priority":
-        return Priority()
-    return Fair(tenant_weights) if name == "fair" else Fcfs()
+        return Priority(ageing_steps)
+    return Fair(tenant_weights, quantum, most_turns) if name == "fair" else Fcfs()

@@ -11,6 +11,7 @@ from math import ceil, log, sqrt
 from operator import add, itemgetter
 from typing import Protocol
 
+from millpond.core.block_pool import resolve_watermark_blocks
 from millpond.core.request import Request
 from millpond.core.speculation import FIXED_ROWS
 
@@ -28,8 +29,7 @@ class Reserve(Protocol):
     """What Scheduler asks before each admission, and tells of each output that ended by itself.
 
     blocks is the newest choice. choose() gets the head of waiting, the blocks it needs, how many of them are taken from
-    the free ones, how many are free, and the running requests, each holding blocks for all of its tokens. fresh() makes
-    one like it that has seen nothing.
+    the free ones, how many are free, and the running requests, each holding blocks for all of its tokens.
     """
 
     @property
@@ -38,8 +38,6 @@ class Reserve(Protocol):
     def choose(self, head: Request, need: int, taken: int, num_free: int, running: Sequence[Request]) -> int: ...
 
     def note_end(self, num_output_tokens: int) -> None: ...
-
-    def fresh(self) -> Reserve: ...
 
 
 class FixedReserve:
@@ -53,9 +51,6 @@ class FixedReserve:
 
     def note_end(self, num_output_tokens: int) -> None:
         """Nothing: it does not learn."""
-
-    def fresh(self) -> FixedReserve:
-        return FixedReserve(self.blocks)
 
 
 class AutoReserve:
@@ -85,9 +80,6 @@ class AutoReserve:
             for last in range(block_size)
         ]
         self._refused: tuple[str, int, int] = ("", 0, 0)  # whom, for how many schedules more, and by how many blocks
-
-    def fresh(self) -> AutoReserve:
-        return AutoReserve(self.num_blocks, self.block_size)
 
     def note_end(self, num_output_tokens: int) -> None:
         part = num_output_tokens // self._part
@@ -166,6 +158,19 @@ class AutoReserve:
         known = sum(self._outputs) + PRIOR_OUTPUTS * 2 * self._prior
         mean = known * self._part / (len(self._outputs) + PRIOR_OUTPUTS)
         return WAITS * (FIXED_ROWS / num_running) * (mean / num_running)
+
+
+def make_reserve(
+    num_blocks: int, block_size: int, watermark: float | str, watermark_blocks: int | None = None
+) -> Reserve:
+    """A pool's reserve: watermark_blocks where they are given, else a share of the pool, or for "auto" what it learns.
+
+    Raises ConfigError for a reserve that the pool cannot hold.
+    """
+    if watermark_blocks is None and isinstance(watermark, str):
+        return AutoReserve(num_blocks, block_size)
+    share = 0.0 if isinstance(watermark, str) else watermark
+    return FixedReserve(resolve_watermark_blocks(num_blocks, share, watermark_blocks))
 
 
 def _deviations(worth: float, loss: float) -> float:

@@ -21,7 +21,7 @@ MAX_SALT_CHARACTERS = 1000
 SEED_BITS = 64
 SEEDS = 2**SEED_BITS
 
-_FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
+_FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "embedding")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,8 @@ class SamplingParams:
     tokens that the tokenizer writes it with; logit_bias is added to the raw logits. With fewer than min_tokens tokens
     neither a stop token nor a stop string ends the answer. logprobs asks for the chosen token's log probability and
     those of so many of the likeliest, prompt_logprobs the same of the prompt; both are those of the raw logits.
-    A request finds K/V of others in the prefix cache only where cache_salt is the same.
+    A request finds K/V of others in the prefix cache only where cache_salt is the same. embedding asks a model that is
+    made for them for the prompt's, which comes with the first token.
     Raises InvalidRequestError naming the field.
     """
 
@@ -60,6 +61,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     cache_salt: str | None = None
+    embedding: bool = False
 
     def __post_init__(self) -> None:
         self._take_lists()

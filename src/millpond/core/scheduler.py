@@ -41,10 +41,10 @@ class RequestUpdate(NamedTuple):
 class Scheduler:
     """Continuous batching over a block pool: schedule(), run the step, update(); again while has_work.
 
-    max_num_batched_tokens None means no budget of tokens per step. reserve, where given, chooses in place of
-    watermark_blocks. The running are in the policy's order, which is that of arrival by default: every running request
-    is older than every waiting one then, because only the head is admitted and only the last running request is
-    preempted. A finished request keeps its blocks and its slot until the next schedule().
+    max_num_batched_tokens None means no budget of tokens per step. watermark_blocks are held back from newcomers,
+    unless a reserve is given that says how many. The running are in the policy's order, which is that of arrival by
+    default: every running request is older than every waiting one then, because only the head is admitted and only the
+    last running request is preempted. A finished request keeps its blocks and its slot until the next schedule().
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int | None,
         max_model_len: int,
-        watermark_blocks: int,
+        watermark_blocks: int = 0,
         reserve: Reserve | None = None,
         drafter: Drafter | None = None,
         prefix_cache: bool = False,
@@ -396,14 +396,14 @@ class Scheduler:
     def _victims(self, head: Request, fewest: int, need: int, found: Sequence[int]) -> list[Request] | None:
         """Who must go for the head: mostly nobody; None where it must wait."""
         pool, taken = self.pool, need - self.pool.num_held(found)
-        reserve = self._reserve(head, need, taken)
+        may_displace = bool(self.running) and self.policy.outranks(head, self.running[-1])
+        # The reserve is for those who run to grow, and who may be preempted at once for the head needs none beside it.
+        reserve = 0 if may_displace else self._reserve(head, need, taken)
         if not fewest and taken <= pool.num_free - reserve:
             return []
         victims = None
-        if self.policy.may_preempt:
-            victims = choose_victims(
-                head, self.running, self.policy, pool, fewest=fewest, need=need, found=found, reserve=reserve
-            )
+        if may_displace:
+            victims = choose_victims(head, self.running, self.policy, pool, fewest=fewest, need=need, found=found)
         if victims is None and not fewest:
             on = "blocks" if taken > pool.num_free else "reserve"
             self.counters.watermark_delays += on == "reserve"

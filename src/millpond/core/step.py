@@ -96,12 +96,14 @@ class RequestScores(NamedTuple):
     """The scores of a step for one request that asked for them.
 
     sampled are those of its new tokens, in order; prompt those of the prompt's tokens from prompt_position on.
+    embedding is the prompt's, as little-endian float32.
     """
 
     request_id: str
     sampled: tuple[TokenScore, ...] = ()
     prompt_position: int = 0
     prompt: tuple[TokenScore, ...] = ()
+    embedding: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

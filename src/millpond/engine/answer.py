@@ -23,7 +23,8 @@ class Answer:
         self._early = sampling.min_tokens - 1
         self._scores: tuple[TokenScore, ...] = ()
         self._prompt_scores: list[TokenScore] | None = [] if sampling.prompt_logprobs is not None else None
-        self._is_scored = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+        self._embedding: bytes | None = None
+        self._is_scored = sampling.logprobs is not None or sampling.prompt_logprobs is not None or sampling.embedding
 
     @property
     def stopped(self) -> bool:
@@ -52,7 +53,7 @@ class Answer:
 
     def note(self, scores: RequestScores) -> None:
         """Keep a step's scores for its output. A prompt that is computed again after a preemption has them already."""
-        self._scores = scores.sampled
+        self._scores, self._embedding = scores.sampled, scores.embedding
         known = self._prompt_scores
         if known is not None and scores.prompt:
             if scores.prompt_position > len(known) + 1:
@@ -88,4 +89,5 @@ class Answer:
         if self._prompt_scores is not None and output.new_token_ids:
             prompt_scores, self._prompt_scores = tuple(self._prompt_scores), None
         scores, self._scores = self._scores[: len(output.new_token_ids)], ()
-        return output._replace(scores=scores, prompt_scores=prompt_scores)
+        embedding, self._embedding = self._embedding, None
+        return output._replace(scores=scores, prompt_scores=prompt_scores, embedding=embedding)

@@ -20,7 +20,7 @@ from millpond.core.step import Clock, StepStats
 from millpond.engine.call import MOST_DEADLINE_MS, Call, EngineRequest, Item, Mailbox, Refusal
 from millpond.engine.deadlines import Deadlines, Expiries, Limit, missed_deadline
 from millpond.engine.engine import Engine
-from millpond.engine.estimate import Estimate, Speed
+from millpond.engine.estimate import Estimate, estimate
 from millpond.engine.limits import RequestLimits
 from millpond.engine.metrics import EngineMetrics
 from millpond.engine.outputs import RequestOutput
@@ -67,13 +67,13 @@ class AsyncEngine:
         self._inbox: list[EngineRequest | Abort] = []
         self._wake = threading.Condition()
         self._stopping = False
+        self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="millpond-engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: dict[str, Call] = {}
         self._room = WaitingRoom(self.load, engine.config.max_num_seqs)
         self._deadlines = Deadlines()
         self._expiries = Expiries()
-        self._speed = Speed()
         self._alarm: asyncio.TimerHandle | None = None
         self._dead: EngineDeadError | None = EngineDeadError("the engine has not started")
         self._step_began: float | None = None
@@ -122,7 +122,10 @@ class AsyncEngine:
         self._thread.start()
 
     async def shutdown(self, timeout: float = JOIN_SECONDS) -> None:
-        """Stop after the step in progress, waiting for it at most timeout seconds. Callers get EngineDeadError."""
+        """Stop after the step in progress and let the disk be written to its end, for at most timeout seconds.
+
+        Callers get EngineDeadError.
+        """
         self._fail_all(EngineDeadError("the engine is shutting down"))
         if self._alarm is not None:
             self._alarm.cancel()
@@ -132,7 +135,10 @@ class AsyncEngine:
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, timeout)
         if self._thread.is_alive():
-            logger.error("the step in progress has not ended in %g s; the engine's thread is left behind", timeout)
+            what = "writing prefixes to disk" if self._is_closing else "the step in progress"
+            num = self._engine.num_unwritten
+            and_so = f", and {num} blocks of K/V are not on disk" if num else ""
+            logger.error("%s has not ended in %g s; the engine's thread is left behind%s", what, timeout, and_so)
 
     def check_alive(self) -> None:
         """Raise EngineDeadError when no request would be served."""
@@ -186,11 +192,11 @@ class AsyncEngine:
         for request in requests:
             if request.deadline_ms is None:
                 continue
-            estimate = self._estimate(now, request)
-            if 1000 * estimate.seconds > request.deadline_ms:
+            expected = self._estimate(now, request)
+            if 1000 * expected.seconds > request.deadline_ms:
                 self.metrics.turned_away["deadline_unreachable"] += 1
                 raise DeadlineError(
-                    f"the answer could not be there within deadline_ms {request.deadline_ms}: {estimate}"
+                    f"the answer could not be there within deadline_ms {request.deadline_ms}: {expected}"
                 )
 
     def _estimate(self, now: float, request: EngineRequest) -> Estimate:
@@ -208,7 +214,14 @@ class AsyncEngine:
         num_running = min(self._room.num_inside, config.max_num_seqs - 1)
         counters = self._engine.scheduler.counters
         found = counters.hit_tokens / max(1, counters.queried_tokens)  # of other prompts, in the prefix cache
-        return self._speed.estimate(waiting, (1.0 - found) * num_prompt_tokens, num_tokens, num_running, tokens_a_step)
+        return estimate(
+            self._engine.prices,
+            waiting,
+            (1.0 - found) * num_prompt_tokens,
+            num_tokens,
+            num_running=num_running,
+            tokens_a_step=tokens_a_step,
+        )
 
     def _num_before(self, request: EngineRequest) -> int:
         """How many of those who wait go before it for sure, by the policy."""
@@ -308,6 +321,7 @@ class AsyncEngine:
                 if items or admitted:
                     self._post(items, admitted)
             self._engine.abort_all()
+            self._is_closing = True
             self._engine.close()
         except BaseException as error:
             request_ids = ", ".join(self._engine.unfinished_ids)
@@ -358,7 +372,6 @@ class AsyncEngine:
 
     def _observe(self, stats: StepStats) -> None:
         self.last_step = stats
-        self._speed.note(stats)
         if self._observer is not None:
             self._observer(stats)
 

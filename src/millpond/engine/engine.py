@@ -11,7 +11,7 @@ from operator import sub
 
 from millpond.config import EngineConfig
 from millpond.core.invariants import Auditor
-from millpond.core.pace import Pace
+from millpond.core.pace import StepPrices
 from millpond.core.request import FinishReason, Request
 from millpond.core.sampling import SEED_BITS, SEEDS, SamplingParams
 from millpond.core.scheduler import RequestUpdate, Scheduler
@@ -23,7 +23,6 @@ from millpond.engine.metrics import EngineMetrics
 from millpond.engine.outputs import RequestOutput
 from millpond.engine.timelines import Timelines
 from millpond.errors import InvalidRequestError
-from millpond.text.chat import ChatTemplate
 from millpond.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -33,9 +32,10 @@ class Engine:
     """Turns one step after another over a scheduler and a runner.
 
     config is what the engine was built with, its open sizes filled in. vocab_size bounds the token ids that
-    may be sent and sampled. observer is called with the numbers of every step, in the thread that steps; metrics and
-    timelines, where they are set, keep what becomes of requests. admitted are the ids that the last step admitted, for
-    the first time or again.
+    may be sent and sampled. embedding_size is that of a model that is made for embeddings, 0 of any other. observer is
+    called with the numbers of every step, in the thread that steps; metrics and timelines, where they are set, keep
+    what becomes of requests. prices are learned from what steps take. admitted are the ids that the last step admitted,
+    for the first time or again.
     Raises ModelFileError for a chat template that does not compile.
     """
 
@@ -50,14 +50,15 @@ class Engine:
         vocab_size: int,
         clock: Clock = time.monotonic,
         observer: Callable[[StepStats], None] | None = None,
+        embedding_size: int = 0,
     ) -> None:
         self.config = config
         self.scheduler = scheduler
         self.runner = runner
         self.tokenizer = tokenizer
-        self.chat_template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
+        self.chat_template = tokenizer.make_chat_template()
         self.model_name = model_name
-        self.limits = RequestLimits(vocab_size, scheduler.door, tokenizer.eos_token_ids, config.policy)
+        self.limits = RequestLimits(vocab_size, scheduler.door, tokenizer.eos_token_ids, config.policy, embedding_size)
         self.observer = observer
         self.metrics: EngineMetrics | None = None
         self.timelines: Timelines | None = None
@@ -65,7 +66,7 @@ class Engine:
         self._clock = clock
         self._seeds = random.Random(config.seed)
         self._auditor = self._new_auditor()
-        self._pace = None if config.itl_target is None else Pace(config.itl_target / 1000)
+        self.prices = StepPrices()
         self._answers: dict[str, Answer] = {}
         self._counted = scheduler.counters.of_prefixes
         # Who has a slot as far as the runner knows, and who of them has left it without the runner's hearing of it.
@@ -159,14 +160,18 @@ class Engine:
         if self.scheduler.disk is not None:
             self.scheduler.disk.close()
 
+    @property
+    def num_unwritten(self) -> int:
+        """Blocks that are to be kept on disk and are not there yet."""
+        return 0 if self.scheduler.disk is None else self.scheduler.disk.store.num_unwritten
+
     def _new_auditor(self) -> Auditor | None:
         return Auditor(self.scheduler) if self.config.audit else None
 
     def step(self) -> list[RequestOutput]:
         """One step: schedule, forward, update, text. Returns what it gave each request, in their order."""
         started = self._clock()
-        pace = self._pace
-        plan = self.scheduler.schedule(None if pace is None else pace.prefill_budget(self.scheduler.num_decoding))
+        plan = self.scheduler.schedule(self._prefill_budget())
         self.admitted = plan.admitted
         if self._auditor is not None:
             self._auditor.after_schedule(plan)
@@ -175,8 +180,7 @@ class Engine:
         scheduled = self._clock()
         result = self._execute(plan)
         executed = self._clock()
-        if pace is not None:
-            _note(pace, plan, executed - started)
+        _note(self.prices, plan, executed - started)
         updates = () if result is None else self.scheduler.update(result)
         updated = self._clock()
         if result is not None and result.scores:
@@ -195,6 +199,10 @@ class Engine:
             if self.observer is not None:
                 self.observer(stats)
         return outputs
+
+    def _prefill_budget(self) -> int | None:
+        target = self.config.itl_target
+        return None if target is None else self.prices.prefill_budget(self.scheduler.num_decoding, target / 1000)
 
     def _execute(self, plan: SchedulerOutput) -> StepResult | None:
         """The forward of a step, None where it failed. A failed forward ends the requests in it, not the engine."""
@@ -308,8 +316,8 @@ class Engine:
         )
 
 
-def _note(pace: Pace, plan: SchedulerOutput, seconds: float) -> None:
+def _note(prices: StepPrices, plan: SchedulerOutput, seconds: float) -> None:
     """Tell the rows of a step that decode, guesses among them, from the tokens of prompts."""
     rows = [each for each in plan.scheduled if each.output_position and len(each.token_ids) == 1 + each.num_drafts]
     num_rows = sum(len(each.token_ids) for each in rows)
-    pace.note(num_rows, plan.num_tokens - num_rows, seconds)
+    prices.note(num_rows, plan.num_tokens - num_rows, seconds)

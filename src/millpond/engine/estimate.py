@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from millpond.core.pace import Pace
-from millpond.core.step import StepStats
+from millpond.core.pace import StepPrices
 
 
 class Estimate(NamedTuple):
@@ -28,21 +27,15 @@ class Estimate(NamedTuple):
         )
 
 
-class Speed:
-    """What a step's rows and prompt tokens cost, learned from steps. The engine's thread notes, any thread may ask."""
-
-    def __init__(self) -> None:
-        self._pace = Pace(0.0)
-
-    def note(self, stats: StepStats) -> None:
-        """A step: all but one token of each of its requests are taken to be prompts or guesses."""
-        num_prefill_tokens = stats.num_tokens - stats.num_drafted - stats.num_scheduled
-        seconds = stats.schedule_seconds + stats.execute_seconds + stats.update_seconds + stats.text_seconds
-        self._pace.note(stats.num_scheduled + stats.num_drafted, num_prefill_tokens, seconds)
-
-    def estimate(
-        self, waiting: float, num_prompt_tokens: float, num_tokens: float, num_running: int, tokens_a_step: float
-    ) -> Estimate:
-        """Of an answer of num_tokens beside so many others, where a request gets so many tokens a step."""
-        answer = max(0.0, num_tokens - 1) / tokens_a_step * self._pace.decode_seconds(num_running + 1)
-        return Estimate(waiting, num_prompt_tokens * self._pace.token_seconds, answer, num_tokens)
+def estimate(
+    prices: StepPrices,
+    waiting: float,
+    num_prompt_tokens: float,
+    num_tokens: float,
+    *,
+    num_running: int,
+    tokens_a_step: float,
+) -> Estimate:
+    """Of an answer of num_tokens beside so many others, where a request gets so many tokens a step."""
+    answer = max(0.0, num_tokens - 1) / tokens_a_step * prices.decode_seconds(num_running + 1)
+    return Estimate(waiting, num_prompt_tokens * prices.token_seconds, answer, num_tokens)

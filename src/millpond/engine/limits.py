@@ -15,13 +15,15 @@ from millpond.errors import InvalidRequestError, shown
 class RequestLimits:
     """vocab_size bounds token ids; the scheduler's door bounds lengths; eos_token_ids end what does not ignore them.
 
-    policy says whether a priority means anything.
+    policy says whether a priority means anything. embedding_size is the length of an embedding, 0 where the model is
+    not made for any.
     """
 
     vocab_size: int
     door: Door
     eos_token_ids: frozenset[int] = frozenset()
     policy: str = "fcfs"
+    embedding_size: int = 0
 
     @property
     def max_total_tokens(self) -> int:
@@ -34,6 +36,8 @@ class RequestLimits:
         self.check_ids(sampling.stop_token_ids, "stop_token_ids")
         self.check_ids(sampling.allowed_token_ids or (), "allowed_token_ids")
         self.check_ids([token_id for token_id, _ in sampling.biases], "logit_bias")
+        if sampling.embedding and not self.embedding_size:
+            raise InvalidRequestError("this is a language model and makes no embeddings", "embedding")
         length, max_tokens = len(prompt_token_ids), sampling.max_tokens
         if max_tokens is None:
             max_tokens = self.door.max_tokens_that_fit(length)
@@ -49,9 +53,18 @@ class RequestLimits:
             )
         if priority and self.policy != "priority":
             raise InvalidRequestError(
-                f"priority {priority} would change nothing: this server's policy is {self.policy}, and priorities take "
+                f"priority {priority} would change nothing: the policy here is {self.policy}, and priorities take "
                 f"--policy priority; leave it out or set it to 0",
                 "priority",
+            )
+
+    def check_tenant(self, tenant: str) -> None:
+        """Raise InvalidRequestError for a tenant that would be ignored: for callers who mean nothing else by it."""
+        if tenant and self.policy != "fair":
+            raise InvalidRequestError(
+                f"tenant {shown(tenant)} would change nothing: the policy here is {self.policy}, and tenants take "
+                f"--policy fair; leave it out",
+                "tenant",
             )
 
     def end_token_ids(self, sampling: SamplingParams) -> frozenset[int]:

@@ -16,7 +16,8 @@ class RequestOutput(NamedTuple):
     error is set with finish_reason `error`, and only then. scores are those of new_token_ids where the request asks for
     logprobs; prompt_scores, those of all the prompt's tokens but the first, come with the first new token.
     stop_string is the one that ended the answer, where one did. num_cached_tokens of the prompt were found in the
-    prefix cache. error_param names the field of the request that is to blame for its error, where one is.
+    prefix cache. error_param names the field of the request that is to blame for its error, where one is. embedding is
+    the prompt's, as little-endian float32, and comes with the first new token.
     """
 
     request_id: str
@@ -31,3 +32,4 @@ class RequestOutput(NamedTuple):
     stop_string: str | None = None
     num_cached_tokens: int = 0
     error_param: str | None = None
+    embedding: bytes | None = None

@@ -30,7 +30,9 @@ LARGEST_CODE = 126  # that a weight is rounded to; what a step and a base are ro
 # up for by the step, by sum(q) / sum(q**2) of the nibbles q.
 BASE_SHIFT = np.float32(0.386)
 STEP_SHARE = np.float32(sum(range(16)) / sum(q * q for q in range(16)))
-COLUMNS_AT_ONCE = 32 * COLUMNS  # that are packed together, so that what is in between stays small
+# Steps of nibbles that lose nothing: 8 fills the codes best, 1 is left to scales so small that an eighth is no float16.
+WHOLE_STEPS = (1, 8)
+VALUES_AT_ONCE = 1 << 18  # that are packed together, so that what is in between stays small
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +71,6 @@ class Packed:
         """The layer's row of numbers for the kernels (matmul.py): no outlier channels, nothing added to."""
         outliers = 0 if self.outliers is None else self.outliers.ctypes.data
         return [self.kind, padded(self.columns), self.depth, self.weights.ctypes.data, 0, 0, outliers, 0, 0]
-
-    def copy_from(self, other: "Packed") -> None:
-        """Take over the weights of another layer of the same form."""
-        self.weights[...] = other.weights
-        if self.outliers is not None:
-            self.outliers[...] = other.outliers
 
     def put_outliers(self, weights: NDArray[np.float32]) -> None:
         """Keep the exact weights of the outlier channels, float32 [columns, channels]."""
@@ -120,31 +116,99 @@ def padded(columns: int) -> int:
     return -(-columns // COLUMNS) * COLUMNS
 
 
-def pack_affine(codes: NDArray[np.uint8], scale: NDArray[np.float16], offset: NDArray[np.float16], bits: int) -> Packed:
-    """w[n, k] = scale[n, k // 32] * codes[n, k] + offset[n, k // 32], rounded to the integers of a 4- or 8-bit tile.
+def empty_layer(form: Form) -> Packed:
+    """A layer in memory of its own, to be filled by put_affine or put_values."""
+    return Packed(form.kind, form.columns, form.depth, *(np.empty(shape, kind) for kind, shape in form.arrays()))
 
-    codes [N, K], scale and offset [N, K / 32]; K is a multiple of 64. Raises ValueError where a weight is too large.
+
+def pieces(columns: int, depth: int) -> list[slice]:
+    """The columns of a layer in pieces to be packed one after the other, each of whole tiles but the last."""
+    at_once = max(VALUES_AT_ONCE // depth // COLUMNS, 1) * COLUMNS
+    return [slice(first, min(first + at_once, columns)) for first in range(0, columns, at_once)]
+
+
+def pack_affine(codes: NDArray[np.uint8], scale: NDArray[np.float16], offset: NDArray[np.float16], bits: int) -> Packed:
+    """A whole layer by put_affine: codes [N, K], scale and offset [N, K / 32]; K is a multiple of 64."""
+    layer = empty_layer(Form(U4 if bits == 4 else U8, *codes.shape))
+    for some in pieces(*codes.shape):
+        put_affine(layer, some.start, codes[some], scale[some], offset[some])
+    return layer
+
+
+def put_affine(
+    layer: Packed,
+    first: int,
+    codes: NDArray[np.uint8],
+    scale: NDArray[np.floating],
+    offset: NDArray[np.floating],
+) -> None:
+    """Columns of a 4- or 8-bit layer, from `first` (a multiple of 48) on, to whole tiles.
+
+    w[n, k] = scale[n, k // 32] * codes[n, k] + offset[n, k // 32]. A group of 64 is held exactly where its scale is one
+    float16 and its offset so many times that; else it is rounded to integers times a float16. Raises ValueError where
+    a weight is too large.
     """
-    pack, parts = _pack_nibbles if bits == 4 else _pack_codes, []
-    for first in range(0, len(codes), COLUMNS_AT_ONCE):
-        some = slice(first, first + COLUMNS_AT_ONCE)
-        affine = scale[some].astype(np.float32), offset[some].astype(np.float32)
-        parts.append(pack(*map(_fill_tiles, (codes[some], *affine))))
-    outliers = np.zeros((padded(len(codes)) // COLUMNS, MOST_OUTLIERS, COLUMNS), np.float32)
-    return Packed(U4 if bits == 4 else U8, *codes.shape, np.concatenate(parts), outliers)
+    pack = _pack_nibbles if layer.kind == U4 else _pack_codes
+    affine = scale.astype(np.float32), offset.astype(np.float32)
+    _put_tiles(layer, first, pack(*map(_fill_tiles, (codes, *affine))))
+
+
+def put_values(layer: Packed, first: int, weights: NDArray[np.float32]) -> None:
+    """Columns of a bfloat16, float32 or 8-bit layer, from `first` on, rounded to what it holds: float32 [N, K]."""
+    filled = _fill_tiles(weights)
+    if layer.kind == U8:
+        tiles = _round_to_codes(filled.reshape(len(filled), -1, GROUP))
+    else:
+        rows = filled if layer.kind == F32_WEIGHTS else round_to_bf16(filled).view(np.uint32)
+        tiles = _by_tile(rows).transpose(0, 2, 1)
+    _put_tiles(layer, first, tiles)
+
+
+def _put_tiles(layer: Packed, first: int, tiles: NDArray[np.generic]) -> None:
+    assert first % COLUMNS == 0
+    place = slice(first // COLUMNS, first // COLUMNS + len(tiles))
+    layer.weights[place] = tiles
+    if layer.outliers is not None:
+        layer.outliers[place] = 0
 
 
 def _pack_codes(codes: NDArray[np.uint8], scale: NDArray[np.float32], offset: NDArray[np.float32]) -> NDArray[np.void]:
     """8-bit weights of whole tiles: [tiles, groups] of U8_GROUP."""
     columns, depth = codes.shape
     weights = codes.reshape(columns, -1, HALF) * scale[..., None] + offset[..., None]
-    weights = weights.reshape(columns, depth // GROUP, GROUP)
-    unit, inverse = _units(np.abs(weights).max(axis=-1))
+    tiles = _round_to_codes(weights.reshape(columns, depth // GROUP, GROUP))
+    zeros, exact = _common_zeros(scale, offset)
+    groups = codes.reshape(columns, depth // GROUP, GROUP)
+    exact &= (zeros == ZERO_CODE) & (groups.min(axis=-1) > 0)  # no kernel takes a code 0
+    if exact.any():
+        held = np.ascontiguousarray(groups).view(np.uint32)
+        places = exact.reshape(-1, COLUMNS, depth // GROUP).transpose(0, 2, 1)
+        tiles["codes"] = np.where(places[:, :, None], _by_group(held), tiles["codes"])
+        tiles["scales"] = np.where(places, _by_group(scale[:, ::2, None])[:, :, 0], tiles["scales"])
+    return tiles
+
+
+def _round_to_codes(weights: NDArray[np.float32]) -> NDArray[np.void]:
+    """The nearest 8-bit weights of whole tiles to float32 [columns, groups, 64]."""
+    columns, groups, _ = weights.shape
+    unit, inverse = _units(np.maximum(weights.max(axis=-1), -weights.min(axis=-1)))
     rounded = np.rint(weights * inverse[..., None]).astype(np.int8)
-    tiles = np.zeros((columns // COLUMNS, depth // GROUP), U8_GROUP)
+    tiles = np.zeros((columns // COLUMNS, groups), U8_GROUP)
     tiles["codes"] = _by_group(rounded.view(np.uint32) ^ np.uint32(0x80808080))
     tiles["scales"] = _by_group(unit[..., None])[:, :, 0]
     return tiles
+
+
+def _common_zeros(
+    scale: NDArray[np.float32], offset: NDArray[np.float32]
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """The code that means 0 in each group of 64, and where it is a whole number that its halves share, as they do
+    their scale, which is a float16: [columns, groups]."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        zeros = np.rint(-offset / scale)
+        exact = (scale > 0) & (scale.astype(np.float16) == scale) & (zeros * scale == -offset)
+    same = (scale[:, ::2] == scale[:, 1::2]) & (zeros[:, ::2] == zeros[:, 1::2])
+    return zeros[:, ::2], exact[:, ::2] & exact[:, 1::2] & same
 
 
 def _pack_nibbles(
@@ -161,6 +225,7 @@ def _pack_nibbles(
     step, start = (each.reshape(halves) * inverse[..., None] for each in (scale, offset))
     base = np.rint(start + BASE_SHIFT)
     step = step + STEP_SHARE * (start + np.float32(0.5) - base)
+    _hold_exactly(scale, offset, unit, step, base)
     tiles = np.zeros((columns // COLUMNS, depth // GROUP), U4_GROUP)
     pairs = codes.reshape(columns, -1, 4, 2)[..., ::-1].reshape(columns, depth // 8, 8)  # even and odd k change places
     tiles["nibbles"] = _by_group(
@@ -170,6 +235,22 @@ def _pack_nibbles(
     tiles["bases"] = _by_group(base + ZERO_CODE)
     tiles["scales"] = _by_group(unit[..., None])[:, :, 0]
     return tiles
+
+
+def _hold_exactly(
+    scale: NDArray[np.float32],
+    offset: NDArray[np.float32],
+    unit: NDArray[np.float16],
+    step: NDArray[np.float32],
+    base: NDArray[np.float32],
+) -> None:
+    """Where 16 multiples of one float16 are meant, they get a whole step, which loses nothing: in place."""
+    zeros, exact = _common_zeros(scale, offset)
+    exact &= (zeros >= 0) & (zeros <= 15)
+    for whole in WHOLE_STEPS:  # the last wins
+        own = (scale[:, ::2] / np.float32(whole)).astype(np.float16)
+        holds = exact & (own.astype(np.float32) * np.float32(whole) == scale[:, ::2])
+        unit[holds], step[holds], base[holds] = own[holds], whole, -whole * zeros[holds, None]
 
 
 def _units(largest: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
@@ -193,12 +274,9 @@ def _by_group(values: NDArray[np.generic]) -> NDArray[np.generic]:
 
 def pack_float(weights: NDArray[np.float32], kind: int) -> Packed:
     """float32 [N, K] as bfloat16 (to nearest even) or float32 tiles."""
-    columns, depth = weights.shape
-    filled = _fill_tiles(weights)
-    if kind == F32_WEIGHTS:
-        return Packed(kind, columns, depth, np.ascontiguousarray(_by_tile(filled).transpose(0, 2, 1)))
-    pairs = round_to_bf16(filled).view(np.uint32)
-    return Packed(BF16, columns, depth, np.ascontiguousarray(_by_tile(pairs).transpose(0, 2, 1)))
+    layer = empty_layer(Form(kind, *weights.shape))
+    put_values(layer, 0, weights)
+    return layer
 
 
 def round_to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:

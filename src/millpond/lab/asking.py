@@ -20,11 +20,13 @@ ARRIVALS = (0, 0, 1, 1, 2, 5)  # requests that come before a step, where they do
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request for n answers: its prompt, how to sample, and what is special about it."""
+    """One request for n answers: its prompt, how to sample, what is special about it, and its place with a policy."""
 
     prompt: Sequence[int]
     sampling: SamplingParams
     kind: str = ""
+    priority: int = 0
+    tenant: str = ""
 
     def choices(self, name: str) -> dict[str, SamplingParams]:
         """The engine's requests for its answers, by id."""
@@ -74,13 +76,13 @@ def drive(
     They come all at once, or a few before each step as `arrivals` draws. before_step is told whether there are more to
     come; outputs of requests that it adds are passed over. Raises EngineError after max_steps.
     """
-    coming = [(*each, ask.prompt) for name, ask in asks.items() for each in ask.choices(name).items()]
+    coming = [(*each, ask) for name, ask in asks.items() for each in ask.choices(name).items()]
     got = {name: Got() for name, _, _ in coming}
     coming.reverse()
     for _ in range(max_steps):
         for _ in range(min(len(coming), len(coming) if arrivals is None else arrivals.choice(ARRIVALS))):
-            name, sampling, prompt = coming.pop()
-            engine.add_request(name, prompt, sampling)
+            name, sampling, ask = coming.pop()
+            engine.add_request(name, ask.prompt, sampling, priority=ask.priority, tenant=ask.tenant)
         before_step(bool(coming))
         if engine.has_unfinished:
             for output in engine.step():

@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any, Literal
 
+from millpond.config import AUTO
 from millpond.core.block_pool import blocks_for_length
 from millpond.core.door import Door
 from millpond.core.invariants import Auditor
 from millpond.core.request import FinishReason, Request
-from millpond.core.reserve import AutoReserve
+from millpond.core.reserve import make_reserve
 from millpond.core.sampling import SamplingParams
 from millpond.core.scheduler import Scheduler
 from millpond.core.speculation import FIXED_ROWS
@@ -118,8 +119,7 @@ def _drain(sweep: WatermarkSweep, reserve: ReserveChoice, scheduler_class: type[
         max_num_seqs=sweep.max_num_seqs,
         max_num_batched_tokens=sweep.max_num_batched_tokens,
         max_model_len=NO_LIMIT,
-        watermark_blocks=0 if isinstance(reserve, str) else reserve,
-        reserve=AutoReserve(sweep.num_blocks, sweep.block_size) if isinstance(reserve, str) else None,
+        reserve=make_reserve(sweep.num_blocks, sweep.block_size, AUTO, None if isinstance(reserve, str) else reserve),
     )
     loop = StepLoop(scheduler, ChecksumRunner(), Auditor(scheduler) if sweep.audit else None)
     coming = deque(enumerate(sorted(sweep.requests, key=lambda each: each.arrival)))

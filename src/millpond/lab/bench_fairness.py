@@ -57,7 +57,6 @@ class Flood:
             max_num_seqs=self.slots,
             max_num_batched_tokens=self.budget,
             max_model_len=length,
-            watermark_blocks=0,
             policy=make_policy(policy, {}),
         )
 

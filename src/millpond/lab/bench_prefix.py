@@ -141,7 +141,7 @@ class PrefixBench:
 
     def _run(self, work: Sequence[Conversation], prefix_cache: bool) -> Run:
         """All conversations at once, each turn asked as soon as the one before it is answered."""
-        reserve = self.engine.scheduler.watermark_blocks
+        reserve = self.engine.config.watermark_blocks
         engine, run = engine_over(self.engine, prefix_cache=prefix_cache, watermark_blocks=reserve), Run()
         asked: dict[str, float] = {}
         said: list[tuple[int, ...]] = [()] * len(work)

@@ -94,7 +94,7 @@ class RestartBench:
         )
 
     def _engine(self, disk: DiskPrefixes) -> Engine:
-        reserve = self.engine.scheduler.watermark_blocks
+        reserve = self.engine.config.watermark_blocks
         return engine_over(self.engine, prefix_cache=True, disk=disk, watermark_blocks=reserve)
 
     def _ask(self, engine: Engine, name: str, prompt: Sequence[int]) -> Asked:

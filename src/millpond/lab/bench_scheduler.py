@@ -73,7 +73,6 @@ def _crowded(num_running: int, num_waiting: int, num_steps: int) -> Scheduler:
         max_num_seqs=num_running,
         max_num_batched_tokens=None,
         max_model_len=PROMPT_TOKENS + num_steps + 1,
-        watermark_blocks=0,
     )
     prompt = (TOKEN,) * PROMPT_TOKENS
     for index in range(num_running + num_waiting):

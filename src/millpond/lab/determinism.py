@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -84,7 +84,8 @@ class Plan:
 class Condition:
     """One way to run all the requests. forces names what of its Counts may not stay 0, or it has shown nothing.
 
-    A condition with warm is run a second time on what the first has left in the prefix cache, the latest first.
+    A condition with warm is run a second time on what the first has left in the prefix cache, the latest first. With a
+    policy other than fcfs each request draws its priority or its tenant, and there are places for few of them.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Condition:
     guesses: bool = False
     strangers: bool = False
     http: bool = False
+    policy: str = "fcfs"
 
 
 ALONE = Condition(name="alone", forces=())
@@ -117,6 +119,10 @@ CONDITIONS: dict[str, Condition] = {
             guesses=True,
             strangers=True,
         ),
+        *(
+            Condition(name=policy, forces=("others", "preempted", "displaced"), prefix_cache=True, policy=policy)
+            for policy in ("priority", "fair")
+        ),
         Condition(name="http", forces=("others", "found", "streamed"), prefix_cache=True, http=True),
     )
 }
@@ -133,15 +139,17 @@ def check_conditions(names: Sequence[str]) -> None:
 class Counts:
     """What a run was made of, and what was forced in it.
 
-    others: the most requests that shared a step with one. cut: parts of a prompt that were not its last. preempted:
-    preemptions. found, resumed: tokens out of the prefix cache, for new and for preempted requests. right, wrong:
-    guesses. aborted: strangers that were ended in the middle. streamed: answers that came in pieces.
+    others: the most requests that shared a step with one. cut: parts of a prompt that were not its last. preempted,
+    displaced: preemptions, and those of them for who goes before. found, resumed: tokens out of the prefix cache, for
+    new and for preempted requests. right, wrong: guesses. aborted: strangers that were ended in the middle. streamed:
+    answers that came in pieces.
     """
 
     steps: int = 0
     others: int = 0
     cut: int = 0
     preempted: int = 0
+    displaced: int = 0
     found: int = 0
     resumed: int = 0
     right: int = 0
@@ -309,7 +317,7 @@ class Determinism:
         for name in ("cache, cold", "cache, warm") if condition.warm else (condition.name,):
             got = drive(
                 engine,
-                {each: self.asks[each] for each in order},
+                {each: self._placed(each, order, condition.policy, random) for each in order},
                 max_steps=self._most_steps,
                 arrivals=random,
                 before_step=strangers.before_step if condition.strangers else lambda more_to_come: None,
@@ -327,6 +335,8 @@ class Determinism:
             needs = [len(ask.prompt) + (ask.sampling.max_tokens or 0) for ask in self.asks.values()]
             needs.append(self.plan.longest_stranger)
             sizes["num_blocks"] = min(base.scheduler.pool.num_blocks, blocks_for_length(max(needs), size) + 2)
+        if condition.policy != "fcfs":
+            sizes["max_num_seqs"] = max(2, self.plan.slots // 2)
         drafter = KnownGuesses(self.reference, base.limits.vocab_size, random) if condition.guesses else None
         watcher = Watcher(base.runner)
         engine = engine_over(
@@ -335,9 +345,17 @@ class Determinism:
             scheduler_type=partial(Chopper, random) if condition.chunks else Scheduler,
             drafter=drafter,
             prefix_cache=condition.prefix_cache,
+            policy=condition.policy,
             **sizes,
         )
         return engine, watcher
+
+    def _placed(self, name: str, order: list[str], policy: str, random: Random) -> Ask:
+        """A request with what a policy goes by: any priority; a tenant of its own, or that of most."""
+        ask = self.asks[name]
+        if policy == "priority":
+            return replace(ask, priority=random.randint(-3, 3))
+        return ask if policy == "fcfs" else replace(ask, tenant="" if name in order[: len(order) * 3 // 4] else name)
 
     @property
     def _most_steps(self) -> int:
@@ -351,6 +369,7 @@ class Determinism:
             others=watcher.others,
             cut=watcher.cut,
             preempted=counters.preemptions,
+            displaced=counters.displaced,
             found=counters.hit_tokens,
             resumed=counters.resumed_hit_tokens,
             right=counters.accepted_tokens,

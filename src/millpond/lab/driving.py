@@ -53,7 +53,8 @@ def drive(
     """Hand over each request once its time has come, step until all are done, and note when each token came.
 
     Requests enter between steps, as in the server, and nothing but max_tokens ends them. The workload is in order of
-    arrival. notify is told now and then how many have finished. Raises InvalidRequestError for what cannot be served.
+    arrival. Its priorities count where the policy knows them: one workload is to run under all policies. notify is told
+    now and then how many have finished. Raises InvalidRequestError for what cannot be served.
     """
     latencies = Latencies()
     start, upcoming, told = clock(), 0, 0
@@ -62,9 +63,8 @@ def drive(
         while upcoming < len(workload) and workload[upcoming].arrival <= now:
             each = workload[upcoming]
             sampling = SamplingParams(max_tokens=each.max_tokens, temperature=0.0, ignore_eos=True)
-            engine.add_request(
-                str(upcoming), each.prompt_token_ids, sampling, priority=each.priority, tenant=each.tenant
-            )
+            priority = each.priority if engine.config.policy == "priority" else 0
+            engine.add_request(str(upcoming), each.prompt_token_ids, sampling, priority=priority, tenant=each.tenant)
             latencies.arrive(str(upcoming), each.arrival)
             upcoming += 1
         if not engine.has_unfinished:

@@ -86,7 +86,10 @@ class TakesAnybodysPlace(Scheduler):
 
 @dataclass(frozen=True, slots=True)
 class PlantedFault:
-    """A scheduler that breaks one rule. admissible_prompts offers only prompts that the reserve alone would let in."""
+    """A scheduler that breaks one rule. admissible_prompts offers only prompts that the reserve alone would let in.
+
+    So many positions show it under a policy, where there are many more states than by arrival.
+    """
 
     name: str
     text: str
@@ -94,6 +97,7 @@ class PlantedFault:
     admissible_prompts: bool = False
     prefix_cache: bool = False
     policy: str = "fcfs"
+    positions: int = 2
 
     def as_json(self) -> dict[str, object]:
         return {"name": self.name, "text": self.text}
@@ -101,7 +105,13 @@ class PlantedFault:
 
 FAULTS = (
     PlantedFault("no-waiver", "the watermark is never waived", WithoutWaiver),
-    PlantedFault("no-waiver-wall", "the same, for who grows past the reserve and is preempted", WithoutWaiver, True),
+    PlantedFault(
+        "no-waiver-wall",
+        "the same, for who grows past the reserve and is preempted",
+        WithoutWaiver,
+        admissible_prompts=True,
+        positions=4,
+    ),
     PlantedFault("growth-under-watermark", "growth leaves the reserve alone", GrowthUnderWatermark),
     PlantedFault("oldest-as-victim", "the victim is the oldest", OldestAsVictim),
     PlantedFault("released-twice", "blocks are released twice", BlocksReleasedTwice),
@@ -111,7 +121,9 @@ SHARING_FAULTS = (
     PlantedFault("found-too-soon", "blocks are found before they are computed", FoundBeforeComputed, prefix_cache=True),
     PlantedFault("last-token-found", "the last token is found as well", LastTokenFound, prefix_cache=True),
     PlantedFault("parent-first", "a block is evicted before those behind it", ParentEvictedFirst, prefix_cache=True),
-    PlantedFault("no-holder-more", "a block that is found has no holder more", NoHolderMore, prefix_cache=True),
+    PlantedFault(
+        "no-holder-more", "a block that is found has no holder more", NoHolderMore, prefix_cache=True, positions=3
+    ),
 )
 ORDERING_FAULTS = (
     PlantedFault("anybodys-place", "a head takes the place of one that goes before it", TakesAnybodysPlace),
@@ -120,6 +132,7 @@ ORDERING_FAULTS = (
 
 def planted_in(policy: str, prefix_cache: bool) -> tuple[PlantedFault, ...]:
     """The faults that a proof of a policy, with the prefix cache or without, should see."""
+    faults = SHARING_FAULTS if prefix_cache else FAULTS
     if policy == "fcfs":
-        return SHARING_FAULTS if prefix_cache else FAULTS
-    return tuple(replace(fault, policy=policy) for fault in (*FAULTS, *ORDERING_FAULTS))
+        return faults
+    return tuple(replace(fault, prefix_cache=prefix_cache, policy=policy) for fault in (*faults, *ORDERING_FAULTS))

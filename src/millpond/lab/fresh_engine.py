@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from millpond.core.disk_prefixes import DiskPrefixes
-from millpond.core.policies import make_policy
 from millpond.core.scheduler import Scheduler
 from millpond.core.speculation import Drafter
 from millpond.core.step import Runner
 from millpond.engine.engine import Engine
+from millpond.engine.scheduling import make_scheduler
 
 
 def engine_over(
@@ -25,29 +25,21 @@ def engine_over(
     **sizes: Any,
 ) -> Engine:
     """A fresh engine with a scheduler of its own over the base's runner, its sizes at most the base's, with no reserve
-    unless told.
+    unless told, and with no disk but the one that is given: the folder of the base's prefixes is its alone.
 
     With a drafter, no more rows than the base's runner has room for may sample in a step. They share the runner's K/V,
     so only one of them may have work at a time, and one with a prefix cache is of no more use once another has worked.
     """
-    config = dataclasses.replace(base.config, **{"watermark_blocks": 0, "prefix_cache": prefix_cache, **sizes})
-    scheduler = scheduler_type(
-        num_blocks=config.num_blocks,
-        block_size=config.block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=config.max_model_len,
-        watermark_blocks=config.watermark_blocks,
-        drafter=drafter,
-        prefix_cache=prefix_cache,
-        disk=disk,
-        policy=make_policy(config.policy, dict(config.tenant_weights)),
-    )
+    settings = {"watermark_blocks": 0, "prefix_cache": prefix_cache, "prefix_dir": None, "prefix_dir_size": None}
+    config = dataclasses.replace(base.config, **{**settings, **sizes})
     return Engine(
         config=config,
-        scheduler=scheduler,
+        scheduler=make_scheduler(
+            config, prefix_cache=prefix_cache, drafter=drafter, disk=disk, scheduler_type=scheduler_type
+        ),
         runner=wrap(base.runner),
         tokenizer=base.tokenizer,
         model_name=base.model_name,
         vocab_size=base.limits.vocab_size,
+        embedding_size=base.limits.embedding_size,
     )

@@ -63,6 +63,16 @@ def number(fields: Mapping[str, Any], key: str, place: str, least: float, most: 
     return float(value)
 
 
+def name(fields: Mapping[str, Any], key: str, place: str) -> str:
+    """The text or the integer of a key, as text; "" where it is not there or null. Raises ConfigError for the rest."""
+    value = fields.get(key)
+    if value is None:
+        return ""
+    if type(value) not in (str, int):
+        raise ConfigError(f"{place}: {key} must be a text or a whole number, got {_shown(value)}")
+    return str(value)
+
+
 def _shown(value: object) -> str:
     """What was found, not all of it where it is long."""
     if value is None:

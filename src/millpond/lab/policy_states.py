@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from millpond.core.fair_shares import Fair
-from millpond.core.policies import Fcfs, Policy, Priority
+from millpond.core.policies import Policy, Priority, make_policy
 from millpond.core.request import Request
 from millpond.core.scheduler import Scheduler
 
@@ -21,9 +21,8 @@ NO_PLACE = len(CHOICES)
 
 
 def small_policy(name: str) -> Policy:
-    if name == "priority":
-        return Priority(AGEING_STEPS)
-    return Fair({str(choice): choice + 1.0 for choice in CHOICES}, QUANTUM, MOST_TURNS) if name == "fair" else Fcfs()
+    weights = {str(choice): choice + 1.0 for choice in CHOICES}
+    return make_policy(name, weights, ageing_steps=AGEING_STEPS, quantum=QUANTUM, most_turns=MOST_TURNS)
 
 
 def copy_policy(policy: Policy, twins: Mapping[int, Request]) -> Policy:

@@ -154,8 +154,8 @@ def find(fault: PlantedFault, notify: Callable[[str], None]) -> Finding | None:
     """The shortest trace to a planted fault among all cases within FAULT_BOUNDS; None where it goes unseen."""
     notify(f"planted: {fault.name}")
     bounds = replace(FAULT_BOUNDS, prefix_cache=fault.prefix_cache, policy=fault.policy)
-    if fault.policy != "fcfs":  # where who comes later may go first, two blocks show it
-        bounds = replace(bounds, positions=2)
+    if fault.policy != "fcfs":
+        bounds = replace(bounds, positions=fault.positions)
     cases = [case for pool in bounds.pools() for case in bounds.cases_of(*pool)]
     if fault.admissible_prompts:
         cases = [replace(case, longest_prompt=(case.num_blocks - case.reserve) * case.block_size) for case in cases]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from millpond.config import EngineConfig
-from millpond.core.block_pool import resolve_watermark_blocks
 from millpond.core.counters import SchedulerCounters
 from millpond.core.door import Door
-from millpond.core.policies import make_policy
-from millpond.core.reserve import AutoReserve
-from millpond.core.scheduler import Scheduler
 from millpond.core.step import SampledTokens, SchedulerOutput, StepResult
 from millpond.engine.engine import Engine
+from millpond.engine.scheduling import make_scheduler
 from millpond.errors import ConfigError
 from millpond.lab.cost_model import CostModel
 from millpond.lab.driving import VirtualClock, drive
@@ -58,10 +55,13 @@ class Simulation:
 
 
 def simulated_engine(config: EngineConfig, cost: CostModel, clock: VirtualClock) -> Engine:
-    """An engine whose time is the clock's. max_model_len None is no limit but the pool; num_blocks must be given."""
+    """An engine whose time is the clock's. max_model_len None is no limit but the pool; num_blocks must be given.
+
+    Without a prefix cache, whatever the config says: a simulated prompt is a length, and no text to find again.
+    """
     return Engine(
         config=config,
-        scheduler=_scheduler(config),
+        scheduler=make_scheduler(replace(config, max_model_len=door_of(config).max_model_len), prefix_cache=False),
         runner=SimulatedRunner(cost, clock),
         tokenizer=Tokenizer.from_gguf(VOCABULARY),
         model_name="simulated",
@@ -75,21 +75,6 @@ def door_of(config: EngineConfig) -> Door:
     if config.num_blocks is None:
         raise ConfigError("a simulation has no memory to size its pool by: num_blocks must be given")
     return Door(config.num_blocks, config.block_size, config.max_model_len or NO_LIMIT)
-
-
-def _scheduler(config: EngineConfig) -> Scheduler:
-    """Without a prefix cache, whatever the config says: a simulated prompt is a length, and no text to find again."""
-    door = door_of(config)
-    return Scheduler(
-        num_blocks=door.num_blocks,
-        block_size=door.block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=door.max_model_len,
-        watermark_blocks=resolve_watermark_blocks(door.num_blocks, config.watermark, config.watermark_blocks),
-        policy=make_policy(config.policy, dict(config.tenant_weights)),
-        reserve=AutoReserve(door.num_blocks, door.block_size) if config.chooses_reserve else None,
-    )
 
 
 def simulate(

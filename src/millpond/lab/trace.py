@@ -7,7 +7,7 @@ from pathlib import Path
 
 from millpond.core.policies import MOST_PRIORITY
 from millpond.errors import ConfigError
-from millpond.lab.jsonl import number, read_objects, whole_number
+from millpond.lab.jsonl import name, number, read_objects, whole_number
 from millpond.lab.lengths import LONGEST
 from millpond.lab.workload import MOST_SECONDS, WorkloadRequest, check_size
 
@@ -17,9 +17,9 @@ REMEDY = 'a trace (--trace) has a line {"arrival": seconds, "prompt_tokens": n, 
 def read_trace(path: Path) -> tuple[WorkloadRequest, ...]:
     """The requests of a file with a line {"arrival": seconds, "prompt_tokens": n, "output_tokens": n} for each.
 
-    In order of arrival, counted from the first one's; "priority" and "tenant" may be there too, other keys are left
-    alone. A prompt repeats one token, the number
-    of its line among the requests. Raises ConfigError naming the line.
+    In order of arrival, counted from the first one's; "priority" and "tenant" may be there too, and may be null, and
+    other keys are left alone. A prompt repeats one token, the number of its line among the requests. Raises ConfigError
+    naming the line.
     """
     requests: list[WorkloadRequest] = []
     num_tokens = 0
@@ -29,8 +29,10 @@ def read_trace(path: Path) -> tuple[WorkloadRequest, ...]:
         output = whole_number(fields, "output_tokens", place, 1, LONGEST)
         num_tokens += prompt + output
         check_size(len(requests) + 1, num_tokens)
-        priority = whole_number({"priority": 0, **fields}, "priority", place, -MOST_PRIORITY, MOST_PRIORITY)
-        tenant = str(fields.get("tenant", ""))
+        priority = 0
+        if fields.get("priority") is not None:
+            priority = whole_number(fields, "priority", place, -MOST_PRIORITY, MOST_PRIORITY)
+        tenant = name(fields, "tenant", place)
         requests.append(WorkloadRequest(arrival, (len(requests) + 1,) * prompt, output, priority, tenant))
     requests.sort(key=lambda request: request.arrival)
     return _from_the_first(requests, path)

@@ -1,21 +1,26 @@
 """What a quantised tensor means: `dequantize`, the plain reference, and `to_affine`, the form the kernels take.
 
-A block holds 32 values of one row: a scale d, perhaps a minimum m (both f16), and a code q for each value.
-w = d * (q - zero) for the types without a minimum, w = d * q + m for those with one.
+A block of the plain types holds 32 values of one row: a scale d, perhaps a minimum m (both f16), and a code q for each.
+w = d * (q - zero) for the types without a minimum, w = d * q + m for those with one. The others are the gguf package's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millpond.errors import ModelFileError
-from millpond.load.ggml_types import GGMLType
+from millpond.load.affine import GROUP, AffineWeights
+from millpond.load.ggml_types import BLOCKS, GGMLType
 from millpond.load.gguf import GGUFTensor
+from millpond.load.integer_tensor import IntegerTensor
+from millpond.load.mapped import forget
 
-GROUP = 32
+Tensor = GGUFTensor | IntegerTensor
 
 _D = ("d", "<f2")
 _M = ("m", "<f2")
@@ -30,27 +35,21 @@ LAYOUTS = {
 }
 # The unsigned code that means 0, for the types that have no minimum.
 ZEROS = {GGMLType.Q4_0: 8, GGMLType.Q5_0: 16, GGMLType.Q8_0: 128}
-FOUR_BITS = {GGMLType.Q4_0, GGMLType.Q4_1}
+# 256 values: eight groups of 32 with a scale and a minimum of 6 bits each, in units of d and m.
+Q4_K_LAYOUT = np.dtype([_D, _M, ("scales", "u1", (12,)), ("nibbles", "u1", (128,))])
+TERNARY = (GGMLType.TQ1_0, GGMLType.TQ2_0)  # the block ends with d
+FLOATS = {GGMLType.F32: "<f4", GGMLType.F16: "<f2", GGMLType.BF16: "<u2"}
 
 
-@dataclass(frozen=True, slots=True)
-class AffineWeights:
-    """w = scale * code + offset, exactly what `dequantize` gives.
-
-    codes: uint8 [N, K], each below 2**bits. scale, offset: float16 [N, K // 32]. bits: 4, or 8 for 5-bit types too.
-    """
-
-    codes: NDArray[np.uint8]
-    scale: NDArray[np.float16]
-    offset: NDArray[np.float16]
-    bits: int
-
-
-def dequantize(tensor: GGUFTensor) -> NDArray[np.float32]:
+def dequantize(tensor: Tensor) -> NDArray[np.float32]:
     """Float32 values of `tensor.shape`. Raises ModelFileError where the tensor holds what is not finite."""
-    if tensor.type not in LAYOUTS:
+    if isinstance(tensor, IntegerTensor):
+        return tensor.values()
+    if tensor.type in FLOATS:
         return _floats(tensor)
-    blocks = _blocks(tensor)
+    if tensor.type not in LAYOUTS:
+        return _by_gguf(tensor)
+    blocks = _blocks(tensor, LAYOUTS[tensor.type])
     codes = _codes(tensor.type, blocks).astype(np.float32)
     d = blocks["d"].astype(np.float32)[:, None]
     if tensor.type in ZEROS:
@@ -60,50 +59,130 @@ def dequantize(tensor: GGUFTensor) -> NDArray[np.float32]:
     return values.reshape(tensor.shape)
 
 
-def dequantize_channels(tensor: GGUFTensor, channels: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Some columns of a quantised matrix, float32 [rows, channels], without looking at the others."""
+def take_rows(tensor: Tensor, rows: NDArray[np.int64]) -> Tensor:
+    """Some rows of a matrix in the order asked for, still as the file has them."""
+    if isinstance(tensor, IntegerTensor):
+        return tensor.take_rows(rows)
+    data = tensor.data.reshape(tensor.shape[0], -1)
+    if rows.size and np.array_equal(rows, np.arange(rows[0], rows[0] + rows.size)):
+        some = data[rows[0] : rows[0] + rows.size]  # a view
+    else:
+        some = data[rows]
+    return replace(tensor, shape=(rows.size, tensor.shape[1]), data=some.reshape(-1))
+
+
+def forget_tensor(tensor: Tensor) -> None:
+    """Give back the memory that what was read of a tensor's file takes."""
+    if isinstance(tensor, IntegerTensor):
+        for part in (tensor.words, tensor.scales, tensor.zeros):
+            if part is not None:
+                forget(part)
+    else:
+        forget(tensor.data)
+
+
+def dequantize_channels(tensor: Tensor, channels: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Some columns of a matrix, float32 [rows, channels], without looking at the blocks of others."""
+    if isinstance(tensor, IntegerTensor):
+        return tensor.values(channels)
     rows, depth = tensor.shape
-    blocks = tensor.data.view(LAYOUTS[tensor.type]).reshape(rows, depth // GROUP)[:, channels // GROUP]
-    some = replace(
-        tensor, data=np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), shape=(rows, channels.size * GROUP)
-    )
-    return dequantize(some)[:, np.arange(channels.size) * GROUP + channels % GROUP]
+    values, num_bytes = BLOCKS[tensor.type]
+    blocks = tensor.data.reshape(rows, depth // values, num_bytes)[:, channels // values]
+    some = replace(tensor, data=np.ascontiguousarray(blocks).reshape(-1), shape=(rows, channels.size * values))
+    return dequantize(some)[:, np.arange(channels.size) * values + channels % values]
 
 
-def affine_bits(kind: GGMLType) -> int | None:
-    """The bits of a code in the affine form of a type, or None for F32, F16 and BF16."""
-    if kind not in LAYOUTS:
+def code_bits(tensor: Tensor) -> int | None:
+    """The bits that the kernels need for a code of the tensor, 4 or 8, or None for F32, F16 and BF16."""
+    if isinstance(tensor, IntegerTensor):
+        return tensor.bits
+    if tensor.type in FLOATS:
         return None
-    return 4 if kind in FOUR_BITS else 8
+    return 4 if tensor.type in FOUR_BITS else 8
 
 
-def to_affine(tensor: GGUFTensor) -> AffineWeights | None:
-    """The weights as unsigned codes in groups of 32, or None for F32, F16 and BF16.
+def has_affine(tensor: Tensor) -> bool:
+    """Whether to_affine gives something."""
+    return isinstance(tensor, IntegerTensor) or tensor.type in AFFINE
+
+
+def to_affine(tensor: Tensor) -> AffineWeights | None:
+    """The weights as unsigned codes in groups of 32, or None for the types that have no such form.
 
     Nothing is lost: an offset of -zero * d is d times a power of two. Where that is beyond float16's 65504, and
     where a scale is not finite, ModelFileError names the tensor and the group.
     """
-    if tensor.type not in LAYOUTS:
+    if isinstance(tensor, IntegerTensor):
+        return tensor.affine()
+    if tensor.type not in AFFINE:
         return None
     if len(tensor.shape) != 2:
         raise ModelFileError(f"tensor {tensor.name!r} has shape {tensor.shape}; a quantised one must be a matrix")
-    blocks = _blocks(tensor)
-    scale = np.ascontiguousarray(blocks["d"])
+    codes, scale, offset = AFFINE[tensor.type](tensor)
     groups = (tensor.shape[0], tensor.shape[1] // GROUP)
-    return AffineWeights(
-        codes=_codes(tensor.type, blocks).reshape(tensor.shape),
-        scale=scale.reshape(groups),
-        offset=_offset(tensor, blocks, scale).reshape(groups),
-        bits=4 if tensor.type in FOUR_BITS else 8,
-    )
+    bits = 4 if tensor.type in FOUR_BITS else 8
+    return AffineWeights(codes.reshape(tensor.shape), scale.reshape(groups), offset.reshape(groups), bits)
 
 
-def _blocks(tensor: GGUFTensor) -> np.ndarray:
+Parts = tuple[NDArray[np.uint8], NDArray[np.floating], NDArray[np.floating]]
+
+
+def _plain(tensor: GGUFTensor) -> Parts:
+    blocks = _blocks(tensor, LAYOUTS[tensor.type])
+    scale = np.ascontiguousarray(blocks["d"])
+    return _codes(tensor.type, blocks), scale, _offset(tensor, blocks, scale)
+
+
+def _q4_k(tensor: GGUFTensor) -> Parts:
+    """Scales and minima are products of a float16 and 6 bits, which float32 holds."""
+    blocks = _blocks(tensor, Q4_K_LAYOUT)
+    low, middle, high = (blocks["scales"][:, first : first + 4] for first in (0, 4, 8))
+    scales = np.concatenate([low & 63, high & 15 | low >> 6 << 4], axis=1)
+    minima = np.concatenate([middle & 63, high >> 4 | middle >> 6 << 4], axis=1)
+    nibbles = blocks["nibbles"].reshape(-1, 4, 1, GROUP)
+    codes = np.concatenate([nibbles & 15, nibbles >> 4], axis=2)
+    scale, offset = blocks["d"].astype(np.float32)[:, None] * scales, -blocks["m"].astype(np.float32)[:, None] * minima
+    return codes, scale, offset
+
+
+def _ternary(tensor: GGUFTensor) -> Parts:
+    """Codes of -d, 0, d, and 2 * d, which a code of two bits can say, too."""
+    values, num_bytes = BLOCKS[tensor.type]
+    scale = np.ascontiguousarray(tensor.data.reshape(-1, num_bytes)[:, -2:]).view("<f2")
+    d = np.where(scale == 0, np.float32(1), scale.astype(np.float32))
+    codes = (np.rint(_by_gguf(tensor).reshape(-1, values) / d) + 1).astype(np.uint8)
+    scale = np.repeat(scale, values // GROUP, axis=1)
+    return codes, scale, -scale
+
+
+# The types that are affine in groups of 32 are mapped exactly; of the others the kernels take the rounded values.
+AFFINE: dict[GGMLType, Callable[[GGUFTensor], Parts]] = {
+    **dict.fromkeys(LAYOUTS, _plain),
+    GGMLType.Q4_K: _q4_k,
+    **dict.fromkeys(TERNARY, _ternary),
+}
+FOUR_BITS = {GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q4_K, *TERNARY}
+
+
+def _by_gguf(tensor: GGUFTensor) -> NDArray[np.float32]:
+    """By the gguf package, which is imported where it is needed: it takes a third of a second."""
+    from gguf import GGMLQuantizationType, quants
+
+    if not tensor.data.size:
+        return np.zeros(tensor.shape, np.float32)
+    rows = tensor.data.reshape(-1, BLOCKS[tensor.type][1])
+    with np.errstate(over="ignore", invalid="ignore"):
+        values: NDArray[np.float32] = quants.dequantize(rows, GGMLQuantizationType(tensor.type))
+    _require_finite(tensor, np.isfinite(values), "a value", 1)
+    return values.reshape(tensor.shape)
+
+
+def _blocks(tensor: GGUFTensor, layout: np.dtype[Any]) -> np.ndarray:
     """The blocks as records, a view, after a look at every scale and minimum."""
-    blocks = tensor.data.view(LAYOUTS[tensor.type])
+    blocks, values = tensor.data.view(layout), BLOCKS[tensor.type][0]
     for field in ("d", "m"):
         if field in (blocks.dtype.names or ()):
-            _require_finite(tensor, np.isfinite(blocks[field]), "a scale" if field == "d" else "a minimum", GROUP)
+            _require_finite(tensor, np.isfinite(blocks[field]), "a scale" if field == "d" else "a minimum", values)
     return blocks
 
 
@@ -122,7 +201,7 @@ def _floats(tensor: GGUFTensor) -> NDArray[np.float32]:
     if tensor.type is GGMLType.BF16:
         values = (tensor.data.view("<u2").astype(np.uint32) << 16).view(np.float32)
     else:
-        values = tensor.data.view({GGMLType.F32: "<f4", GGMLType.F16: "<f2"}[tensor.type]).astype(np.float32)
+        values = tensor.data.view(FLOATS[tensor.type]).astype(np.float32)
     _require_finite(tensor, np.isfinite(values), "a value", 1)
     return values.reshape(tensor.shape)
 

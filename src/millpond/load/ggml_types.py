@@ -98,13 +98,31 @@ BLOCKS: dict[GGMLType, tuple[int, int]] = {
     GGMLType.Q1_0: (128, 18),
 }
 
+UNQUANTISED = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+# What weights may be: all that the gguf package can dequantise.
 SUPPORTED = (
-    GGMLType.F32,
-    GGMLType.F16,
-    GGMLType.BF16,
+    *UNQUANTISED,
     GGMLType.Q8_0,
     GGMLType.Q4_0,
     GGMLType.Q4_1,
     GGMLType.Q5_0,
     GGMLType.Q5_1,
+    GGMLType.Q2_K,
+    GGMLType.Q3_K,
+    GGMLType.Q4_K,
+    GGMLType.Q5_K,
+    GGMLType.Q6_K,
+    GGMLType.IQ4_NL,
+    GGMLType.IQ4_XS,
+    GGMLType.IQ3_XXS,
+    GGMLType.IQ3_S,
+    GGMLType.IQ2_XXS,
+    GGMLType.IQ2_XS,
+    GGMLType.IQ2_S,
+    GGMLType.IQ1_S,
+    GGMLType.IQ1_M,
+    GGMLType.TQ1_0,
+    GGMLType.TQ2_0,
+    GGMLType.MXFP4,
+    GGMLType.NVFP4,
 )

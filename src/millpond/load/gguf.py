@@ -1,4 +1,4 @@
-"""A reader of GGUF files, versions 2 and 3: the metadata, and every tensor as a view into the mapped file.
+"""A reader of GGUF files, versions 2 and 3: the metadata, and every tensor as a view into the mapped file, or files.
 
 Layout: magic, version, tensor count, pair count | metadata pairs | tensor table | padding | tensor data.
 All of it is checked before a tensor is handed out, in time and memory bounded by the size of the header.
@@ -6,8 +6,6 @@ All of it is checked before a tensor is handed out, in time and memory bounded b
 
 from __future__ import annotations
 
-import mmap
-import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +20,8 @@ from numpy.typing import NDArray
 from millpond.errors import ModelFileError
 from millpond.load.cursor import Cursor
 from millpond.load.ggml_types import BLOCKS, SUPPORTED, GGMLType
+from millpond.load.mapped import map_file
+from millpond.load.parts import part_names
 
 HEADER_BYTES = 24
 VERSIONS = (2, 3)
@@ -32,6 +32,7 @@ MAX_TENSORS = 2**17
 MAX_ITEMS = 2**23  # items of all metadata arrays together; the largest vocabularies need about 2**21
 MAX_DEPTH = 4
 MAX_DIMENSIONS = 4
+MAX_PARTS = 99_999  # five digits
 MIN_PAIR_BYTES = 8 + 4 + 1  # an empty key, its type, one byte
 MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8  # an empty name, one dimension, type, offset
 
@@ -49,14 +50,23 @@ class GGUFTensor:
     type: GGMLType
     data: NDArray[np.uint8]
 
+    @property
+    def kind(self) -> str:
+        """Its type, for messages."""
+        return self.type.name
+
 
 @dataclass(frozen=True, slots=True)
 class GGUFFile:
-    """An open file. Arrays in the metadata are lists; the file stays mapped for as long as a tensor is referred to."""
+    """An open file. Arrays in the metadata are lists; the file stays mapped for as long as a tensor is referred to.
+
+    path: the file, or the first part of a split one; paths: all parts.
+    """
 
     path: Path
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GGUFTensor]
+    paths: tuple[Path, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +81,21 @@ class _Entry:
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """Map `path` and check all of it. Raises ModelFileError naming the file, the tensor or key, and both numbers."""
+    """Map `path` and check all of it; if it is a part of a split model, the other parts beside it, too.
+
+    Raises ModelFileError naming the file, the tensor or key, and both numbers.
+    """
+    whole = _open_part(path)
+    if (parts := _split_number(whole, "split.count", 0)) > 1:
+        return _join([_open_part(each) for each in _part_paths(path, parts)])
+    return whole
+
+
+def _open_part(path: Path) -> GGUFFile:
     cursor = Cursor(path.name, map_file(path))
     num_tensors, num_pairs = _read_header(cursor)
     metadata = _read_metadata(cursor, num_pairs)
     alignment = _alignment(cursor, metadata)
-    _refuse_split(cursor, metadata)
     entries = _read_tensor_table(cursor, num_tensors, alignment)
     data_begin = -(-cursor.position // alignment) * alignment
     _check_extents(cursor, entries, data_begin)
@@ -87,20 +106,47 @@ def open_gguf(path: Path) -> GGUFFile:
         tensors[entry.name] = GGUFTensor(
             entry.name, entry.shape, entry.type, everything[begin : begin + entry.num_bytes]
         )
-    return GGUFFile(path, MappingProxyType(metadata), MappingProxyType(tensors))
+    return GGUFFile(path, MappingProxyType(metadata), MappingProxyType(tensors), (path,))
 
 
-def map_file(path: Path) -> mmap.mmap | bytes:
-    """The file as read-only memory. An empty file cannot be mapped, and is refused by the header check."""
-    try:
-        if not path.is_file():
-            raise ModelFileError(f"{path.name}: not a file")
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                return b""
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise ModelFileError(f"{path.name}: cannot be read: {error.strerror}") from error
+def _part_paths(path: Path, parts: int) -> list[Path]:
+    """All parts of the model that `path` is one of, by its name. Each is there."""
+    paths = [path.with_name(name) for name in part_names(path.name)]
+    if len(paths) != parts:
+        raise ModelFileError(
+            f"{path.name}: one of {parts} parts of a split model, which must be called NAME-00001-of-{parts:05}.gguf "
+            "and so on, and lie in one folder"
+        )
+    if missing := [each for each in paths if not each.is_file()]:
+        raise ModelFileError(
+            f"{path.name}: {len(missing)} of the model's {parts} parts are missing from its folder, the first of "
+            f"them {missing[0].name}"
+        )
+    return paths
+
+
+def _join(parts: list[GGUFFile]) -> GGUFFile:
+    """The model whose metadata is in the first part and whose tensors are in all."""
+    tensors: dict[str, GGUFTensor] = {}
+    for number, part in enumerate(parts):
+        for key, expected in (("split.no", number), ("split.count", len(parts))):
+            if (found := _split_number(part, key, -1)) != expected:
+                raise ModelFileError(f"{part.path.name}: metadata {key!r} is {found}, by its name it is {expected}")
+        if twice := tensors.keys() & part.tensors.keys():
+            raise ModelFileError(f"{part.path.name}: tensor {_short(min(twice))} is in an earlier part, too")
+        tensors |= part.tensors
+    expected = _split_number(parts[0], "split.tensors.count", 0)
+    if len(tensors) != expected:
+        raise ModelFileError(f"{parts[0].path.name}: the parts have {len(tensors)} tensors, and should have {expected}")
+    first = parts[0]
+    return GGUFFile(first.path, first.metadata, MappingProxyType(tensors), tuple(each.path for each in parts))
+
+
+def _split_number(file: GGUFFile, key: str, default: int) -> int:
+    value = file.metadata.get(key, default)
+    if type(value) is not int or not default <= value <= max(MAX_PARTS, MAX_TENSORS):
+        raise ModelFileError(f"{file.path.name}: metadata {key!r} must be a count, got {str(value)[:80]}")
+    return value
 
 
 def _read_header(cursor: Cursor) -> tuple[int, int]:
@@ -184,12 +230,6 @@ def _alignment(cursor: Cursor, metadata: Mapping[str, Any]) -> int:
     if type(value) is not int or not 8 <= value <= MAX_ALIGNMENT or value & (value - 1):
         raise cursor.error(f"general.alignment must be a power of two from 8 to {MAX_ALIGNMENT}, got {str(value)[:80]}")
     return value
-
-
-def _refuse_split(cursor: Cursor, metadata: Mapping[str, Any]) -> None:
-    parts = metadata.get("split.count", 0)
-    if type(parts) is not int or parts > 1:
-        raise cursor.error(f"one part of a model split into {parts}; merge the parts with llama-gguf-split first")
 
 
 def _read_tensor_table(cursor: Cursor, num_tensors: int, alignment: int) -> list[_Entry]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from millpond.errors import DownloadError, ModelNotFoundError
+from millpond.load.parts import part_names
 from millpond.load.progress import Progress
 
 _WORD = r"[A-Za-z0-9_](?:[A-Za-z0-9_.+-]*[A-Za-z0-9_+-])?"
 REPOSITORY = re.compile(rf"({_WORD}/{_WORD})(?::((?:{_WORD}/)*{_WORD}\.gguf))?", re.ASCII)
-PART_OF_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 MAX_NAME = 400
 
 
@@ -26,17 +26,18 @@ def parse(model: str) -> tuple[str, str | None] | None:
 
 
 def find(repository: str, file: str, *, cache_dir: Path | None) -> Path | None:
-    """The file in the hub client's cache, without asking the hub."""
+    """The file in the hub client's cache, without asking the hub; of a split model the first part, if all are there."""
     from huggingface_hub import try_to_load_from_cache
 
-    path = try_to_load_from_cache(repository, file, cache_dir=cache_dir)
-    return Path(path) if isinstance(path, str) else None
+    paths = (try_to_load_from_cache(repository, name, cache_dir=cache_dir) for name in part_names(file))
+    found = [Path(path) if isinstance(path, str) else None for path in paths]
+    return None if None in found else found[0]
 
 
 def fetch(
     repository: str, file: str | None, *, endpoint: str | None, cache_dir: Path | None, progress: Progress
 ) -> Path:
-    """The named file of the repository, or its only GGUF file. Nothing is downloaded twice.
+    """The named file of the repository, or its only GGUF file, with all its parts. Nothing is downloaded twice.
 
     Raises ModelNotFoundError where there is no such repository or file, DownloadError for everything else.
     """
@@ -46,17 +47,19 @@ def fetch(
     if file is not None and (cached := find(repository, file, cache_dir=cache_dir)):
         return cached
     try:
-        chosen = _choose(repository, file, _list(repository, endpoint))
-        path = hf_hub_download(
-            repository, chosen, endpoint=endpoint, cache_dir=cache_dir, tqdm_class=_bar_class(progress, chosen)
-        )
+        paths = [
+            hf_hub_download(
+                repository, part, endpoint=endpoint, cache_dir=cache_dir, tqdm_class=_bar_class(progress, part)
+            )
+            for part in part_names(_choose(repository, file, _list(repository, endpoint)))
+        ]
     except (HTTPError, OSError, RuntimeError) as error:  # RuntimeError: the hub's own transfer library
         only = _only_cached(repository, cache_dir) if file is None and _unreachable(error) else None
         if only is None:
             raise _explain(repository, error) from error
         progress(0, None, f"the hub cannot be reached; using {only.name} from its cache")
         return only
-    return Path(path)
+    return Path(paths[0])
 
 
 def _list(repository: str, endpoint: str | None) -> dict[str, int | None]:
@@ -69,21 +72,22 @@ def _list(repository: str, endpoint: str | None) -> dict[str, int | None]:
 
 
 def _choose(repository: str, file: str | None, files: Mapping[str, int | None]) -> str:
-    listing = "\n".join(f"    {repository}:{name}{_in_megabytes(size)}" for name, size in files.items())
+    whole = [name for name in files if part_names(name)[0] == name]  # not the later parts of split ones
+    listing = "\n".join(f"    {repository}:{name}{_in_megabytes(files, part_names(name))}" for name in whole)
     if not files:
         raise ModelNotFoundError(f"{repository} has no GGUF file; look for a repository of the model with GGUF files")
-    if file is None and len(files) > 1:
-        raise ModelNotFoundError(f"{repository} has {len(files)} GGUF files; name one of them:\n{listing}")
-    chosen = file or next(iter(files))
-    if chosen not in files:
-        raise ModelNotFoundError(f"{repository} has no file {chosen}; its GGUF files are:\n{listing}")
-    if PART_OF_SPLIT.search(chosen):
-        raise DownloadError(f"{chosen} is one part of a split model, which is not supported; name a file that is whole")
+    if file is None and len(whole) > 1:
+        raise ModelNotFoundError(f"{repository} has {len(whole)} GGUF files; name one of them:\n{listing}")
+    chosen = file or next(iter(whole or files))
+    for part in part_names(chosen):
+        if part not in files:
+            raise ModelNotFoundError(f"{repository} has no file {part}; its GGUF files are:\n{listing}")
     return chosen
 
 
-def _in_megabytes(size: int | None) -> str:
-    return "" if size is None else f"  ({size / 1e6:,.0f} MB)"
+def _in_megabytes(files: Mapping[str, int | None], names: Sequence[str]) -> str:
+    sizes = [files.get(name) for name in names]
+    return "" if None in sizes else f"  ({sum(map(int, filter(None, sizes))) / 1e6:,.0f} MB)"
 
 
 def _only_cached(repository: str, cache_dir: Path | None) -> Path | None:
@@ -94,8 +98,8 @@ def _only_cached(repository: str, cache_dir: Path | None) -> Path | None:
     newest = folder / "refs" / "main"
     if not newest.is_file():
         return None
-    files = list((folder / "snapshots" / newest.read_text().strip()).rglob("*.gguf"))
-    return files[0] if len(files) == 1 else None
+    files = sorted((folder / "snapshots" / newest.read_text().strip()).rglob("*.gguf"))
+    return files[0] if files and [each.name for each in files] == part_names(files[0].name) else None
 
 
 def _unreachable(error: Exception) -> bool:

@@ -180,7 +180,9 @@ def check_writable(path: Path) -> None:
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise ConfigError(f"prefixes cannot be kept in {path}: {error.strerror}") from error
+        raise ConfigError(
+            f"prefixes cannot be kept in {path}: {error.strerror}; name a folder that can be written to with prefix_dir"
+        ) from error
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 # Of the time between two writes, the share that a write may take: the cores are the model's.
 WRITE_SHARE = 0.05
 CLOSE_SECONDS = 5.0
-JOIN_SECONDS = 10.0
+# Both threads together: less than a server waits for its engine, so that it hears what came of this.
+JOIN_SECONDS = 8.0
 # How long nothing is written after a disk has refused to take it.
 REFUSED_SECONDS = 10.0
 
@@ -76,7 +77,8 @@ class PrefixStore:
     ) -> None:
         if most_bytes < form.num_bytes:
             raise ConfigError(
-                f"the folder of prefixes may hold {most_bytes} bytes, but one block takes {form.num_bytes}"
+                f"the folder of prefixes may hold {most_bytes} bytes, but one block takes {form.num_bytes}: raise "
+                "prefix_dir_size"
             )
         self.counters = DiskCounters()
         self._form = form
@@ -86,6 +88,7 @@ class PrefixStore:
         self._buffer, self._room = form.new_buffer()
         self._lock = threading.Lock()
         self._offers: dict[int, StoredBlock] = {}
+        self._num_in_write = 0
         self._used: list[tuple[bytes, int]] = []
         self._wake = threading.Semaphore(0)
         self._stopping = threading.Event()
@@ -109,6 +112,10 @@ class PrefixStore:
     def __len__(self) -> int:
         return len(self._folder)
 
+    @property
+    def num_unwritten(self) -> int:
+        return len(self._offers) + self._num_in_write
+
     def read(self, blocks: Sequence[StoredBlock]) -> BlockReading:
         reading = BlockReading(blocks)
         self._readings.put(reading)
@@ -131,7 +138,7 @@ class PrefixStore:
         self._wake.release()
 
     def close(self) -> None:
-        """Write what was offered, for CLOSE_SECONDS at most, then end both threads."""
+        """Write what was offered, for CLOSE_SECONDS at most, then end both threads. What is not written is said."""
         if self._stopping.is_set():
             return
         atexit.unregister(self.close)
@@ -139,12 +146,15 @@ class PrefixStore:
         self._stopping.set()
         self._wake.release()
         self._readings.put(None)
+        left = JOIN_SECONDS
         for thread in (self._writer, self._reader):
-            thread.join(JOIN_SECONDS)
+            began = time.monotonic()
+            thread.join(max(0.0, left))
+            left -= time.monotonic() - began
             if thread.is_alive():
                 logger.warning("%s hangs in %s and is left behind", thread.name, self._folder.path)
-        if self._offers:
-            logger.warning("%d blocks of K/V were not written any more to %s", len(self._offers), self._folder.path)
+        if num := self.num_unwritten:
+            logger.warning("%d blocks of K/V were not written any more to %s", num, self._folder.path)
 
     # Below: the threads.
 
@@ -200,6 +210,11 @@ class PrefixStore:
             if self._offers.get(block_id) is not block:
                 return  # what was copied may be somebody else's already
             del self._offers[block_id]
+            self._num_in_write = 1
+        self._write(block, is_refused)
+        self._num_in_write = 0
+
+    def _write(self, block: StoredBlock, is_refused: bool) -> None:
         if block.key in self._folder:
             return
         if is_refused:
@@ -208,6 +223,10 @@ class PrefixStore:
         self._form.seal(self._buffer, block)
         try:
             self._folder.write(block.key, block.depth, self._buffer)
+        except IsADirectoryError:  # which says nothing of other blocks
+            self.counters.failed_writes += 1
+            logger.warning("%s is a folder, where a block of K/V is to be", self._folder.path_of(block.key))
+            return
         except OSError as error:
             self._refuse(error)
             return

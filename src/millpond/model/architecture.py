@@ -86,7 +86,6 @@ class Architecture:
 
 SILU = {"hidden_act": ("silu",)}
 NO_BIAS = {"attention_bias": (False,), "mlp_bias": (False,)}
-NOT_QUANTISED = {"quantization_config": (None,)}
 
 
 def windows_of(fields: Fields, config: ModelConfig, slides: Callable[[int], bool]) -> tuple[int, ...]:

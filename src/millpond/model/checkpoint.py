@@ -3,36 +3,63 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from millpond.errors import ModelFileError
-from millpond.load.dequantize import dequantize
+from millpond.load.dequantize import Tensor, dequantize
 from millpond.load.ggml_types import GGMLType
 from millpond.load.gguf import GGUFFile, GGUFTensor, open_gguf
+from millpond.load.pickles import refuse_pickle
+from millpond.load.quantization_config import KEY, quantised_weights, read_scheme
 from millpond.load.safetensors import SafetensorsFile, open_safetensors
 from millpond.model.architecture import WHOLE_NAMES, Architecture
 from millpond.model.architectures import ARCHITECTURES
 from millpond.model.config import ModelConfig
 from millpond.model.figures import figures_of_config, figures_of_gguf
+from millpond.model.tensors import expected_shapes
 
 ModelFile = GGUFFile | SafetensorsFile
 EMBEDDING = "token_embd.weight"
 DIVISORS = {"short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}  # of the frequencies, in longrope
+OUTER, INNER = "model.", ("embed_tokens.", "layers.", "norm.")
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj")
 
 
 def open_checkpoint(path: Path) -> tuple[ModelFile, ModelConfig]:
-    """Open a GGUF file, a .safetensors file or its folder. Raises ModelFileError for what cannot be run."""
+    """Open a GGUF file or a part of one, a .safetensors file or its folder. Raises ModelFileError for what cannot be
+    run."""
+    refuse_pickle(path)
     if path.is_dir() or path.suffix == ".safetensors":
         file = open_safetensors(path)
-        config = figures_of_config(file.metadata, vocab_size_of(file, WHOLE_NAMES["token_embd"] + ".weight"))
-        return replace(file, tensors=renamed(file, ARCHITECTURES[config.architecture])), config
+        embedding = WHOLE_NAMES["token_embd"] + ".weight"
+        inner = embedding.removeprefix(OUTER)
+        name = inner if inner in file.tensors else embedding
+        config = figures_of_config(file.metadata, vocab_size_of(file, name))
+        if KEY in file.metadata:
+            scheme = read_scheme(file.metadata)
+            file = replace(file, tensors=quantised_weights(file.path.name, scheme, file.tensors))
+        tensors = renamed(file, ARCHITECTURES[config.architecture])
+        return replace(file, tensors=without_idle(tensors, config)), config
     gguf = open_gguf(path)
     return gguf, read_figures(gguf)
+
+
+def without_idle(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """The tensors but for those that do nothing: frequencies that follow from the figures, and biases of zeros, which
+    some quantisers give to every layer."""
+    known = expected_shapes(config)
+
+    def is_idle(name: str, tensor: Tensor) -> bool:
+        if name.endswith("rotary_emb.inv_freq"):
+            return True
+        return name.endswith(".bias") and name not in known and not dequantize(tensor).any()
+
+    return {name: tensor for name, tensor in tensors.items() if not is_idle(name, tensor)}
 
 
 def read_figures(file: GGUFFile) -> ModelConfig:
@@ -53,13 +80,15 @@ def vocab_size_of(file: ModelFile, name: str) -> int:
     return embedding.shape[0]
 
 
-def renamed(file: SafetensorsFile, architecture: Architecture) -> dict[str, GGUFTensor]:
+def renamed(file: SafetensorsFile, architecture: Architecture) -> dict[str, Tensor]:
     """The tensors under our names, with norms as a GGUF has them. What has no name here keeps its own."""
     whole = {f"{theirs}.weight": f"{ours}.weight" for ours, theirs in WHOLE_NAMES.items()}
     layer = {theirs: ours for ours, theirs in architecture.hugging_face_names().items()}
     tensors = {}
     for name, tensor in file.tensors.items():
-        ours = whole.get(name) or _layer_name(name, layer) or name
+        # Of a model that is made for embeddings a file may have the inner model alone, without the name of the outer.
+        theirs = OUTER + name if name.startswith(INNER) else name
+        ours = whole.get(theirs) or _layer_name(theirs, layer) or name
         if architecture.norm_shift and ours.endswith("norm.weight"):
             tensor = shifted(tensor, architecture.norm_shift)
         tensors[ours] = replace(tensor, name=name)  # messages call it what the file does
@@ -75,7 +104,7 @@ def _layer_name(name: str, names: dict[str, str]) -> str | None:
     return f"blk.{layer}.{names[part]}.{kind}" if part in names else None
 
 
-def shifted(tensor: GGUFTensor, shift: float) -> GGUFTensor:
+def shifted(tensor: Tensor, shift: float) -> GGUFTensor:
     """A norm's weights with a number added, in float32."""
     values = dequantize(tensor) + np.float32(shift)
-    return replace(tensor, type=GGMLType.F32, data=values.view(np.uint8).reshape(-1))
+    return GGUFTensor(tensor.name, tensor.shape, GGMLType.F32, values.view(np.uint8).reshape(-1))

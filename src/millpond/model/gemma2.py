@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpond.model.architecture import NO_BIAS, NOT_QUANTISED, Architecture, Block, windows_of
+from millpond.model.architecture import NO_BIAS, Architecture, Block, windows_of
 from millpond.model.config import ModelConfig
 from millpond.model.fields import Fields
 
 GELU = ("gelu_pytorch_tanh",)
-ONLY = {"hidden_activation": GELU, **NO_BIAS, **NOT_QUANTISED, "use_bidirectional_attention": (False,)}
+ONLY = {"hidden_activation": GELU, **NO_BIAS, "use_bidirectional_attention": (False,)}
 NAMES = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",

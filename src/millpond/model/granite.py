@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpond.model.architecture import NO_BIAS, NOT_QUANTISED, SILU, Architecture
+from millpond.model.architecture import NO_BIAS, SILU, Architecture
 from millpond.model.config import ModelConfig
 from millpond.model.fields import Fields
 
@@ -23,6 +23,6 @@ ARCHITECTURE = Architecture(
     gguf="granite",
     hugging_face="granite",
     figures=figures,
-    only={**SILU, **NO_BIAS, **NOT_QUANTISED},
+    only={**SILU, **NO_BIAS},
     interleaved=True,
 )

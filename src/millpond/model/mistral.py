@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpond.model.architecture import NOT_QUANTISED, SILU, Architecture, windows_of
+from millpond.model.architecture import SILU, Architecture, windows_of
 from millpond.model.config import ModelConfig
 from millpond.model.fields import Fields
 
@@ -18,5 +18,5 @@ ARCHITECTURE = Architecture(
     gguf=None,  # its files call themselves llama
     hugging_face="mistral",
     figures=figures,
-    only={**SILU, **NOT_QUANTISED},
+    only={**SILU},
 )

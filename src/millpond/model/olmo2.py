@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpond.model.architecture import NO_BIAS, NOT_QUANTISED, SILU, Architecture, Block
+from millpond.model.architecture import NO_BIAS, SILU, Architecture, Block
 from millpond.model.config import ModelConfig
 from millpond.model.fields import Fields
 
@@ -22,7 +22,7 @@ ARCHITECTURE = Architecture(
     hugging_face="olmo2",
     block=Block(norms="after", query_key_norm="all heads"),
     figures=figures,
-    only={**SILU, **NO_BIAS, **NOT_QUANTISED},
+    only={**SILU, **NO_BIAS},
     layer_names={
         "post_attention_norm": "post_attention_layernorm",
         "post_ffw_norm": "post_feedforward_layernorm",

@@ -29,9 +29,10 @@ from numpy.typing import NDArray
 from millpond.kernels.cache import SOURCE_FOLDERS, source_hash
 from millpond.kernels.matmul import MOST_OUTLIERS
 from millpond.kernels.pack import size_side_by_side
+from millpond.load.progress import Progress, ignore
 from millpond.model.checkpoint import ModelFile
 from millpond.model.config import ModelConfig
-from millpond.model.weights import ModelWeights, assemble, linear_layers, load_weights
+from millpond.model.weights import ModelWeights, assemble, layer_forms, linear_layers, load_weights
 
 MAGIC = b"millpack"
 PREFIX = struct.Struct("<8sII")
@@ -53,11 +54,12 @@ class _Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PackedFile:
-    """Where the packed weights of one model file are kept, and the key that says what they were made from."""
+    """Where the packed weights of one model are kept, and the key that says what they were made from."""
 
     file: ModelFile
     config: ModelConfig
     dtype: str
+    quantize: str
     path: Path
     key: str
     notify: Notify
@@ -77,7 +79,7 @@ class PackedFile:
         head = _read_head(source)
         if head.get("key") != self.key:
             return None
-        forms = [each.form(self.dtype) for each in linear_layers(self.file, self.config)]
+        forms = layer_forms(self.file, linear_layers(self.file, self.config), self.dtype, self.quantize)
         room = _map(source, size_side_by_side(forms))
         if _checksums(room) != head.get("checksums"):
             raise _Unusable("it is damaged")
@@ -112,38 +114,56 @@ def packed_weights(
     isa: str,
     folder: Path,
     notify: Notify,
+    quantize: str = "off",
+    progress: Progress = ignore,
 ) -> tuple[ModelWeights, Callable[[Sequence[NDArray[np.int64]]], None]]:
     """The weights, read where they have been packed before, and what to call with the outlier channels of all integer
-    layers once they are known: it keeps newly packed weights, and does nothing for others."""
-    if file.path.stat().st_size < LEAST_BYTES:
-        return load_weights(file, config, dtype), lambda outliers: None
-    path, key = packed_path(file.path, dtype, kv_dtype, folder), key_of(file.path, dtype, kv_dtype, isa, config)
-    place = PackedFile(file, config, dtype, path, key, notify)
+    layers once they are known: it keeps newly packed weights, and does nothing for others. progress hears of weights
+    that are packed."""
+
+    def load() -> ModelWeights:
+        return load_weights(file, config, dtype, quantize, progress)
+
+    if sum(path.stat().st_size for path in file.paths) < LEAST_BYTES:
+        return load(), lambda outliers: None
+    path = packed_path(file.path, dtype, kv_dtype, folder, quantize)
+    key = key_of(file.paths, dtype, kv_dtype, isa, config, quantize)
+    place = PackedFile(file, config, dtype, quantize, path, key, notify)
     if (weights := place.read()) is not None:
         return weights, lambda outliers: None
-    weights = load_weights(file, config, dtype)
+    weights = load()
     return weights, lambda outliers: place.write(weights, outliers)
 
 
-def packed_path(model: Path, dtype: str, kv_dtype: str, folder: Path) -> Path:
-    """One for each model file, dtype and kv_dtype, so that what was packed from an older version of the file is
-    replaced."""
-    kinds = dtype if kv_dtype == "auto" else f"{dtype}-{kv_dtype}"
+def packed_path(model: Path, dtype: str, kv_dtype: str, folder: Path, quantize: str = "off") -> Path:
+    """One for each model file, dtype, kv_dtype and quantize, so that what was packed from an older version of the file
+    is replaced."""
+    kinds = "-".join([dtype, *([] if kv_dtype == "auto" else [kv_dtype]), *([] if quantize == "off" else [quantize])])
     place = hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:12]
-    return folder / f"{model.stem}-{kinds}-{place}.packed"
+    name = model.stem if model.suffix == ".gguf" else model.resolve().parent.name  # there, every model has the same
+    return folder / f"{name}-{kinds}-{place}.packed"
 
 
-def key_of(model: Path, dtype: str, kv_dtype: str, isa: str, config: ModelConfig | None = None) -> str:
-    """What weights are packed from: the model file, its figures (which may be in another file), the code that packs
-    them, and what chooses the outlier channels, a probe by these kernels through K/V of this type. The file is known by
+def key_of(
+    models: Sequence[Path],
+    dtype: str,
+    kv_dtype: str,
+    isa: str,
+    config: ModelConfig | None = None,
+    quantize: str = "off",
+) -> str:
+    """What weights are packed from: the model's files, its figures (which may be in another file), the code that packs
+    them, and what chooses the outlier channels, a probe by these kernels through K/V of this type. A file is known by
     its size, its times and its inode, and by some of what is in it."""
-    about = model.stat()
-    parts = [config, dtype, kv_dtype, isa, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
+    about = [model.stat() for model in models]
+    seen = [(each.st_size, each.st_mtime_ns, each.st_ctime_ns, each.st_ino) for each in about]
+    parts = [config, dtype, kv_dtype, isa, quantize, seen]
     digest = hashlib.sha256(repr((source_hash((*SOURCE_FOLDERS, "load")), parts)).encode())
-    with model.open("rb") as source:
-        for sample in range(SAMPLES):
-            source.seek(sample * about.st_size // SAMPLES)
-            digest.update(source.read(SAMPLE_BYTES))
+    for model, (size, *_) in zip(models, seen, strict=True):
+        with model.open("rb") as source:
+            for sample in range(SAMPLES):
+                source.seek(sample * size // SAMPLES)
+                digest.update(source.read(SAMPLE_BYTES))
     return digest.hexdigest()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpond.model.architecture import NO_BIAS, NOT_QUANTISED, SILU, Architecture, Block, windows_of
+from millpond.model.architecture import NO_BIAS, SILU, Architecture, Block, windows_of
 from millpond.model.config import ModelConfig
 from millpond.model.fields import Fields
 
@@ -32,6 +32,6 @@ ARCHITECTURE = Architecture(
     hugging_face="phi3",
     block=Block(fused=True),
     figures=figures,
-    only={**SILU, **NO_BIAS, **NOT_QUANTISED},
+    only={**SILU, **NO_BIAS},
     layer_names={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
 )

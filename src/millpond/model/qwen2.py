@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpond.model.architecture import NOT_QUANTISED, SILU, Architecture, Block, windows_of
+from millpond.model.architecture import SILU, Architecture, Block, windows_of
 from millpond.model.config import ModelConfig
 from millpond.model.fields import Fields
 
@@ -24,5 +24,5 @@ ARCHITECTURE = Architecture(
     hugging_face="qwen2",
     block=Block(qkv_bias=True),
     figures=figures,
-    only={**SILU, **NOT_QUANTISED},
+    only={**SILU},
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millpond.model.architecture import NO_BIAS, NOT_QUANTISED, SILU, Architecture, Block
+from millpond.model.architecture import NO_BIAS, SILU, Architecture, Block
 from millpond.model.qwen2 import figures
 
 ARCHITECTURE = Architecture(
@@ -11,5 +11,5 @@ ARCHITECTURE = Architecture(
     hugging_face="qwen3",
     block=Block(query_key_norm="each head"),
     figures=figures,
-    only={**SILU, **NO_BIAS, **NOT_QUANTISED},
+    only={**SILU, **NO_BIAS},
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpond.model.architecture import NO_BIAS, NOT_QUANTISED, SILU, Architecture, Block
+from millpond.model.architecture import NO_BIAS, SILU, Architecture, Block
 from millpond.model.config import ModelConfig
 from millpond.model.fields import Fields
 
@@ -33,7 +33,6 @@ ARCHITECTURE = Architecture(
     only={
         **SILU,
         **NO_BIAS,
-        **NOT_QUANTISED,
         "decoder_sparse_step": (1,),
         "mlp_only_layers": ([],),
         "use_sliding_window": (False,),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpond.model.architecture import NO_BIAS, NOT_QUANTISED, SILU, Architecture
+from millpond.model.architecture import NO_BIAS, SILU, Architecture
 from millpond.model.config import NO_ROPE, ModelConfig
 from millpond.model.fields import Fields
 
@@ -26,6 +26,6 @@ ARCHITECTURE = Architecture(
     gguf="smollm3",
     hugging_face="smollm3",
     figures=figures,
-    only={**SILU, **NO_BIAS, **NOT_QUANTISED, "use_sliding_window": (False,)},
+    only={**SILU, **NO_BIAS, "use_sliding_window": (False,)},
     interleaved=True,
 )

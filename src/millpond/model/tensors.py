@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from millpond.errors import ModelFileError
+from millpond.load.dequantize import Tensor
+from millpond.load.ggml_types import SUPPORTED
 from millpond.load.gguf import GGUFTensor
 from millpond.model.config import ModelConfig
 
@@ -39,7 +41,7 @@ def tensor_names(config: ModelConfig, layer: int) -> LayerNames:
     )
 
 
-def split_experts(tensors: Mapping[str, GGUFTensor], config: ModelConfig) -> Mapping[str, GGUFTensor]:
+def split_experts(tensors: Mapping[str, Tensor], config: ModelConfig) -> Mapping[str, Tensor]:
     """A GGUF has the matrices of all experts in one tensor of three dimensions: each under a name of its own."""
     if not config.block.experts:
         return tensors
@@ -81,7 +83,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check_tensors(file: str, tensors: Mapping[str, GGUFTensor], config: ModelConfig) -> None:
+def check_tensors(file: str, tensors: Mapping[str, Tensor], config: ModelConfig) -> None:
     """Refuse a file in which a tensor is missing, has another shape, or would have no effect here."""
     shapes = expected_shapes(config)
     optional = {"output.weight": (config.vocab_size, config.hidden_size)}
@@ -95,6 +97,11 @@ def check_tensors(file: str, tensors: Mapping[str, GGUFTensor], config: ModelCon
         found = tensors[name].shape
         if found != shape:
             raise ModelFileError(f"{file}: tensor {name!r} has shape {found}, expected {shape}")
+        if isinstance(tensors[name], GGUFTensor) and tensors[name].type not in SUPPORTED:
+            raise ModelFileError(
+                f"{file}: tensor {name!r} is of type {tensors[name].kind}, which without a quantization_config that "
+                "says what it means is no type of weights"
+            )
     unknown = sorted(set(tensors) - set(shapes) - set(optional))
     if unknown:
         raise ModelFileError(f"{file}: tensor {unknown[0]!r} is not part of a plain {config.architecture} model")

@@ -1,19 +1,42 @@
 """A file's tensors as packed weights, each by its own type; names, shapes and types are checked first."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.errors import ModelFileError
+from millpond.errors import ConfigError, ModelFileError
 from millpond.kernels.matmul import BF16, F32_WEIGHTS, GROUP, U4, U8, UNIT
-from millpond.kernels.pack import Form, Packed, empty_room, pack_affine, pack_float, side_by_side, size_side_by_side
-from millpond.load.dequantize import affine_bits, dequantize, dequantize_channels, to_affine
-from millpond.load.gguf import GGUFTensor
+from millpond.kernels.pack import (
+    Form,
+    Packed,
+    empty_room,
+    pieces,
+    put_affine,
+    put_values,
+    side_by_side,
+    size_side_by_side,
+)
+from millpond.load.affine import GROUP as AFFINE_GROUP
+from millpond.load.affine import AffineWeights
+from millpond.load.dequantize import (
+    Tensor,
+    code_bits,
+    dequantize,
+    dequantize_channels,
+    forget_tensor,
+    has_affine,
+    take_rows,
+    to_affine,
+)
+from millpond.load.progress import Progress, ignore
 from millpond.model.checkpoint import ModelFile
 from millpond.model.config import ModelConfig
+from millpond.model.quantize import quantize_4_bit
 from millpond.model.tensors import AFTER, BEFORE, check_tensors, split_experts, tensor_names
+
+TOLD_BYTES = 4 << 20  # packed between two words of progress
 
 
 def nothing() -> NDArray[np.float32]:
@@ -68,52 +91,109 @@ class ModelWeights:
 @dataclass(frozen=True, slots=True)
 class Linear:
     """One linear layer of a file: its tensors stacked by rows, then put in an order (-1: a row of zeros); in float32
-    where it must be exact."""
+    where it must be exact. is_table: the embedding or the head, which keeps 8 bits where others get 4."""
 
-    tensors: tuple[GGUFTensor, ...]
+    tensors: tuple[Tensor, ...]
     order: NDArray[np.int64] | None = None
     exact: bool = False
+    is_table: bool = False
 
-    def form(self, dtype: str) -> Form:
-        """Integers where all tensors are quantised, else bfloat16; float32 on request, where quantised tensors stand
-        among others (bfloat16 would round them), and where rows are not whole groups."""
-        bits = [affine_bits(each.type) for each in self.tensors]
+    def form(self, dtype: str, quantize: str = "off") -> Form:
+        """Integers where all tensors are quantised or are to be, else bfloat16; float32 on request, where quantised
+        tensors stand among others (bfloat16 would round them), and where rows are not whole groups."""
+        bits = [code_bits(each) for each in self.tensors]
         quantised = [each for each in bits if each is not None]
         rows, depth = sum(each.shape[0] for each in self.tensors), self.tensors[0].shape[1]
         columns = rows if self.order is None else len(self.order)
         if self.exact or dtype == "float32" or 0 < len(quantised) < len(bits) or (quantised and depth % GROUP):
             return Form(F32_WEIGHTS, columns, depth)
+        if not quantised and quantize != "off" and depth % GROUP == 0:
+            return Form(U4 if quantize == "q4" and not self.is_table else U8, columns, depth)
         return Form((U4 if max(quantised) == 4 else U8) if quantised else BF16, columns, depth)
 
-    def pack(self, form: Form) -> Packed:
-        """The layer in that form."""
-        if form.kind in (BF16, F32_WEIGHTS):
-            return pack_float(_take([dequantize(each) for each in self.tensors], self.order), form.kind)
-        parts = [each for each in map(to_affine, self.tensors) if each is not None]
-        groups = zip(*((a.codes, a.scale, a.offset) for a in parts), strict=True)
-        columns = [_take(group, self.order) for group in groups]
-        try:
-            return pack_affine(*columns, bits=4 if form.kind == U4 else 8)
-        except ValueError as error:
-            raise ModelFileError(f"tensor {self.tensors[0].name!r}: {error}") from error
+    def pack_into(self, layer: Packed) -> Iterator[int]:
+        """Pack the weights into a layer of that form, some rows after some rows; gives how many bytes of it are new."""
+        affine = layer.kind <= U8 and all(has_affine(each) for each in self.tensors)
+        order = self._order
+        for piece in pieces(layer.columns, layer.depth):
+            first, rows = piece.start, order[piece]
+            try:
+                if affine or layer.kind == U4:
+                    weights = self._affine(rows) if affine else quantize_4_bit(self._values(rows))
+                    put_affine(layer, first, weights.codes, weights.scale, weights.offset)
+                else:
+                    put_values(layer, first, self._values(rows))
+            except ValueError as error:
+                raise ModelFileError(f"tensor {self.tensors[0].name!r}: {error}") from error
+            yield layer.weights.nbytes * len(rows) // layer.columns
 
     def channels(self, channels: NDArray[np.int64]) -> NDArray[np.float32]:
         """The exact weights of some input channels, float32 [columns, channels]."""
         return _take([dequantize_channels(each, channels) for each in self.tensors], self.order)
 
+    @property
+    def _order(self) -> NDArray[np.int64]:
+        return np.arange(sum(each.shape[0] for each in self.tensors)) if self.order is None else self.order
 
-def load_weights(file: ModelFile, config: ModelConfig, dtype: str) -> ModelWeights:
-    """Pack every weight: integers where the tensor is quantised and bfloat16 where it is not, or all float32.
+    def _parts(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.bool_], Tensor]]:
+        """Of each tensor that some of these rows are in, which of them, and those."""
+        start = 0
+        for tensor in self.tensors:
+            own = (rows >= start) & (rows < start + tensor.shape[0])
+            if own.any():
+                yield own, take_rows(tensor, rows[own] - start)
+            start += tensor.shape[0]
 
-    Raises ModelFileError naming the tensor that is missing, unknown, or not of the shape that the figures ask for.
+    def _values(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        values = np.zeros((len(rows), self.tensors[0].shape[1]), np.float32)
+        for own, tensor in self._parts(rows):
+            values[own] = dequantize(tensor)
+        return values
+
+    def _affine(self, rows: NDArray[np.int64]) -> AffineWeights:
+        depth, bits = self.tensors[0].shape[1], 4
+        codes = np.zeros((len(rows), depth), np.uint8)
+        scale, offset = np.zeros((2, len(rows), depth // AFFINE_GROUP), np.float32)
+        for own, tensor in self._parts(rows):
+            part = to_affine(tensor)
+            codes[own], scale[own], offset[own], bits = part.codes, part.scale, part.offset, max(bits, part.bits)
+        return AffineWeights(codes, scale, offset, bits)
+
+
+def load_weights(
+    file: ModelFile, config: ModelConfig, dtype: str, quantize: str = "off", progress: Progress = ignore
+) -> ModelWeights:
+    """Pack every weight: integers where the tensor is quantised or is to be, bfloat16 where not, or all float32.
+
+    In memory are the packed weights and, of the file, what is read of one layer. progress hears of the packed bytes.
+    Raises ModelFileError naming the tensor that is missing, unknown, or not of the shape that the figures ask for, and
+    ConfigError where a checkpoint that is to be quantised is so already.
     """
     linears = linear_layers(file, config)
-    forms = [each.form(dtype) for each in linears]
+    forms = layer_forms(file, linears, dtype, quantize)
     weights = assemble(file, config, forms, empty_room(size_side_by_side(forms)))
-    for place, linear, form in zip(weights.packed, linears, forms, strict=True):
-        place.copy_from(linear.pack(form))
+    done, told = 0, -TOLD_BYTES
+    for place, linear in zip(weights.packed, linears, strict=True):
+        for num_bytes in linear.pack_into(place):
+            done += num_bytes
+            if done - told >= TOLD_BYTES:
+                told = done
+                progress(done, weights.room.nbytes, f"packing {file.path.name}")
+        for tensor in linear.tensors:
+            forget_tensor(tensor)
     made_from = {id(place): linear for place, linear in zip(weights.packed, linears, strict=True)}
     return replace(weights, exact=tuple(made_from[id(each)].channels for each in weights.integer_layers))
+
+
+def layer_forms(file: ModelFile, linears: Sequence[Linear], dtype: str, quantize: str) -> list[Form]:
+    """The form of each layer; refuses to quantise what is quantised."""
+    for tensor in (each for linear in linears for each in linear.tensors if quantize != "off"):
+        if code_bits(tensor) is not None:
+            raise ConfigError(
+                f"quantize {quantize} is for checkpoints that are not quantised, and in {file.path.name} tensor "
+                f"{tensor.name!r} is of type {tensor.kind}; leave quantize off"
+            )
+    return [each.form(dtype, quantize) for each in linears]
 
 
 def assemble(file: ModelFile, config: ModelConfig, forms: Sequence[Form], room: NDArray[np.uint8]) -> ModelWeights:
@@ -186,7 +266,7 @@ def linear_layers(file: ModelFile, config: ModelConfig) -> list[Linear]:
         for gate_up_names, down in names.ffns:
             linears += [Linear(tuple(tensors[name] for name in gate_up_names), gate_up), Linear((tensors[down],))]
     tables = [tensors[name] for name in ("token_embd.weight", "output.weight") if name in tensors]
-    return linears + [Linear((each,)) for each in tables]
+    return linears + [Linear((each,), is_table=True) for each in tables]
 
 
 def qkv_order(config: ModelConfig) -> NDArray[np.int64]:

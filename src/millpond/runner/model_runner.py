@@ -46,7 +46,7 @@ from millpond.model.experts import link_experts
 from millpond.model.forward import forward, link_forward
 from millpond.model.outliers import PROBE_TOKENS, find_outliers, probe_tokens, take_out
 from millpond.model.weights import ModelWeights
-from millpond.runner.prompt_scores import NOT_FINITE_MESSAGE, PromptScorer, ScoredPrompts, joined
+from millpond.runner.prompt_scores import NOT_FINITE_MESSAGE, PromptScorer, ScoredPrompts, Watcher, joined
 from millpond.runner.sampler import Sampler
 from millpond.runner.sampler_kernels import ALL_MASKED, NO_DRAFT, NOT_FINITE, sample_rows
 
@@ -109,6 +109,7 @@ class ModelRunner:
         )
         self.sampler = Sampler(max_num_seqs, vocab_size, self._scratch.logits.shape[1])
         self._special: dict[int, str] = {}
+        self._embedded: set[int] = set()  # of the special slots, those whose requests want an embedding
         self._prompts = PromptScorer(self.sampler.scorer, self._all_logits, len(self._scratch.logits))
         self._link(tile_loader(config, packed, self._kv_dtype, isa, threads), notify)
         self.outliers = self._take_out_outliers()
@@ -200,6 +201,7 @@ class ModelRunner:
             gone = output.released + output.preempted
             for slot in [slot for slot, request_id in self._special.items() if request_id in gone]:
                 del self._special[slot]
+                self._embedded.discard(slot)
                 self.sampler.leave(slot)
                 self._prompts.leave(slot)
         for each in output.scheduled:
@@ -207,8 +209,11 @@ class ModelRunner:
                 self.sampler.admit(each.slot, each.admission)
                 self._prompts.admit(each.slot, each.admission)
                 self._special.pop(each.slot, None)
+                self._embedded.discard(each.slot)
                 if is_special(each.admission):
                     self._special[each.slot] = each.request_id
+                    if each.admission.sampling.embedding:
+                        self._embedded.add(each.slot)
 
     def _sample(
         self, sampling: Sequence[ScheduledRequest]
@@ -237,9 +242,18 @@ class ModelRunner:
                 if scored and first in scored:
                     own = tuple([scored[first + index] for index in range(len(tokens))])
                     scores.append(RequestScores(each.request_id, own))
+                if each.slot in self._embedded and not each.output_position:
+                    known = scores.pop() if scored and first in scored else RequestScores(each.request_id)
+                    scores.append(known._replace(embedding=self._embedding(first)))
             else:
                 faults.append(RequestFault(each.request_id, *NOTHING_TO_CHOOSE[rows[0]]))
         return tuple(sampled), tuple(faults), tuple(scores)
+
+    def _embedding(self, row: int) -> bytes:
+        """The hidden state of a sampled row behind the last norm, of length 1, as little-endian float32."""
+        norm = self._weights.norms[-1].astype(np.float64)
+        hidden = self._scratch.last[row, : norm.size].astype(np.float64) * norm
+        return (hidden / np.sqrt(np.square(hidden).sum())).astype("<f4").tobytes()
 
     def _all_logits(self, chunk: ScheduledRequest) -> NDArray[np.float32]:
         """The logits of every row of a chunk that fits the scratch, which keeps them until the next forward."""
@@ -310,6 +324,10 @@ class ModelRunner:
             rows.append(scratch.logits[: len(part), : self._vocab_size].copy())
         return np.concatenate(rows)
 
+    def watch_prompts(self, watcher: Watcher | None) -> None:
+        """Have the logits of all scored prompts shown to somebody, or to nobody any more."""
+        self._prompts.watcher = watcher
+
     @property
     def block_bytes(self) -> int:
         """Bytes of K/V in one of the scheduler's blocks."""
@@ -353,4 +371,4 @@ def tile_loader(
 def is_special(admission: Admission) -> bool:
     """Whether a request's rows want more than the compiled sampler does for all of them."""
     wants_scores = admission.sampling.logprobs is not None or admission.sampling.prompt_logprobs is not None
-    return wants_scores or admission.mask is not None
+    return wants_scores or admission.mask is not None or admission.sampling.embedding

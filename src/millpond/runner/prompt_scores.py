@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from millpond.core.step import Admission, RequestFault, RequestScores, ScheduledRequest, TokenScore
 from millpond.runner.scores import Scorer
 
+# Told of a prompt's logits: the request, the position of the first row, and [rows, vocab], good until it returns.
+Watcher = Callable[[str, int, NDArray[np.float32]], None]
+
 NOT_FINITE_MESSAGE = "the model's logits are not finite numbers"
 
 
@@ -28,7 +31,8 @@ class PromptScorer:
     """Knows by slot whose prompt is to be scored.
 
     all_logits gives the logits [rows, vocab] of every row of a chunk of at most most_rows tokens, and writes its K/V;
-    the next call overwrites them.
+    the next call overwrites them. watcher, where there is one, is shown all that is scored; a prompt that is computed
+    again after a preemption is shown again.
     """
 
     def __init__(
@@ -36,6 +40,7 @@ class PromptScorer:
     ) -> None:
         self._scorer, self._all_logits, self._most_rows = scorer, all_logits, most_rows
         self._prompts: dict[int, Admission] = {}
+        self.watcher: Watcher | None = None
 
     @property
     def has_work(self) -> bool:
@@ -82,11 +87,14 @@ class PromptScorer:
             first, stop = each.first_position + start, min(start + self._most_rows, count)
             part = each._replace(first_position=first, token_ids=each.token_ids[start:stop], num_drafts=0)
             targets = admission.prompt_token_ids[first + 1 : first + 1 + stop - start]
-            for row, token_id in zip(self._all_logits(part), targets, strict=True):
+            logits = self._all_logits(part)
+            for row, token_id in zip(logits, targets, strict=True):
                 score = self._scorer.score(row, token_id, num_top)
                 if score is None:
                     return None
                 found.append(score)
+            if self.watcher is not None:
+                self.watcher(each.request_id, first, logits)
         return found
 
 
@@ -96,5 +104,5 @@ def joined(sampled: Sequence[RequestScores], prompts: Sequence[RequestScores]) -
         return tuple(sampled)
     both = {each.request_id: each for each in prompts}
     for each in sampled:
-        both[each.request_id] = both.get(each.request_id, each)._replace(sampled=each.sampled)
+        both[each.request_id] = both.get(each.request_id, each)._replace(sampled=each.sampled, embedding=each.embedding)
     return tuple(both.values())

@@ -21,6 +21,7 @@ from millpond.serve.completions import completions_router
 from millpond.serve.context import WARNING_HEADER, ServeContext
 from millpond.serve.disconnect import ClientGone
 from millpond.serve.drain import Drain, DrainGate
+from millpond.serve.embeddings import embeddings_router
 from millpond.serve.errors import REQUEST_ID_HEADER, install_error_handlers
 from millpond.serve.intake import Intake
 from millpond.serve.messages import messages_router
@@ -90,7 +91,7 @@ def create_app(
     _add_middleware(app, config, drain, most_tokens + OTHER_ITEMS)
     app.add_middleware(log)
     app.include_router(metrics_router(EngineCollector(async_engine.metrics, context.model_names[0], responses)))
-    makers = (completions_router, chat_router, messages_router, responses_router, tokens_router)
+    makers = (completions_router, chat_router, messages_router, responses_router, tokens_router, embeddings_router)
     for make_router in (meta_router, requests_router, *makers):
         app.include_router(make_router(context))
     return app

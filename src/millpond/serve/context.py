@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi.responses import Response
 from starlette.types import Receive
@@ -17,7 +17,7 @@ from millpond.errors import InvalidRequestError, ModelNotFoundError
 from millpond.serve.disconnect import while_connected
 from millpond.serve.drain import Drain
 from millpond.serve.intake import Intake
-from millpond.serve.protocol import Body, GenerationRequest
+from millpond.serve.protocol import Body
 from millpond.serve.request_log import REQUEST_ID
 from millpond.serve.sse import EventStream
 from millpond.serve.tenants import API_KEY, tenant_of
@@ -26,6 +26,15 @@ B = TypeVar("B", bound=Body)
 
 WARNING_HEADER = "X-Millpond-Warning"
 NAMED_FIELDS = 10
+
+
+class Terms(Protocol):
+    """What a body may say beside what it wants."""
+
+    timeout: float | None
+    deadline_ms: int | None
+    priority: int | None
+    user: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +50,7 @@ class ServeContext:
     drain: Drain
     strict: bool = False
 
-    def terms(self, body: GenerationRequest) -> dict[str, Any]:
+    def terms(self, body: Terms) -> dict[str, Any]:
         """What an EngineRequest has of a body beside its sampling. InvalidRequestError for a tenant that is no name."""
         terms = {"timeout": body.timeout, "deadline_ms": body.deadline_ms, "priority": body.priority or 0}
         return {**terms, "tenant": tenant_of(body.user)} if self.engine.limits.policy == "fair" else terms

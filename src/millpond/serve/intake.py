@@ -113,8 +113,7 @@ class Intake:
             )
             # What else goes into a template: names, the arguments of calls, its variables.
             check_prompt_text(text, "messages")
-            # The template writes the special tokens itself.
-            return self.tokenizer.encode(text, add_special_tokens=False)
+            return self.tokenizer.encode_chat(text)
 
         work = num_characters + MESSAGE_CHARACTERS * len(messages)
         return await off_loop(render_and_encode, work, is_cheap=self.chat_template.is_cheap)

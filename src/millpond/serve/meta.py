@@ -18,6 +18,7 @@ WORTH_A_TRY = (
     "/v1/chat/completions",
     "/v1/responses",
     "/v1/messages",
+    "/v1/embeddings",
     "/metrics",
     "/health",
     "/version",

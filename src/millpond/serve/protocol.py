@@ -253,15 +253,13 @@ class CompletionRequest(GenerationRequest):
     @field_validator("prompt", mode="before")
     @classmethod
     def _check_prompt(cls, prompt: Any) -> Any:
-        _check_prompt(prompt)
+        check_prompt(prompt)
         return prompt
 
     @property
     def prompts(self) -> list[Prompt]:
         """One entry for each choice of the answer."""
-        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
-            return [self.prompt]
-        return list(self.prompt)
+        return listed_prompts(self.prompt)
 
 
 class ChatMessage(Body):
@@ -367,7 +365,15 @@ def _logit_bias(biases: Any) -> Any:
     return by_id
 
 
-def _check_prompt(prompt: Any) -> None:
+def listed_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:
+    """The prompts of a field that check_prompt has let pass."""
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
+        return [prompt]
+    return list(prompt)
+
+
+def check_prompt(prompt: Any) -> None:
+    """Raise InvalidRequestError unless it is text, token ids, or a list of either."""
     if isinstance(prompt, str) or _are_token_ids(prompt):
         return
     if not isinstance(prompt, list):

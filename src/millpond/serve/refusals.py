@@ -63,6 +63,14 @@ CHAT: Mapping[str, tuple[Any, ...]] = {
     "include_reasoning": (True,),
 }
 
+EMBEDDING: Mapping[str, tuple[Any, ...]] = {
+    "truncate_prompt_tokens": (),
+    "add_special_tokens": (True,),
+    "normalize": (True,),
+    "messages": (),
+    "input_type": (),
+}
+
 # A message that an OpenAI client got from a server and sends back carries these, mostly null.
 MESSAGE: Mapping[str, tuple[Any, ...]] = {
     "refusal": (),

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in the shapes of vLLM's server; and /v1/embeddings, which is refused."""
+"""POST /tokenize and /detokenize, in the shapes of vLLM's server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from millpond.errors import InvalidRequestError
 from millpond.serve.context import ServeContext, with_headers
-from millpond.serve.errors import described, error_body
+from millpond.serve.errors import described
 from millpond.serve.logprobs import TokenNames
 from millpond.serve.protocol import Body, ChatMessage, Conversation
 from millpond.serve.shapes import TokenIds
@@ -67,10 +67,5 @@ def tokens_router(context: ServeContext) -> APIRouter:
         context.engine.limits.check_ids(body.tokens, "tokens")
         (text,) = await intake.texts([body.tokens], skip_special_tokens=False)
         return with_headers(JSONResponse({"prompt": text}), warnings)
-
-    @router.post("/v1/embeddings", response_model=None, status_code=400, responses=described(400, 401, 413, 503))
-    async def embeddings() -> Response:
-        message = f"{context.model_names[0]} is a language model and makes no embeddings"
-        return JSONResponse(error_body(message, "invalid_request_error", "model", "not_supported"), 400)
 
     return router

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -14,6 +15,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from millpond.errors import InvalidRequestError, ModelFileError
+from millpond.text.marks import ESCAPED, RenderedChat, marks_for
 from millpond.text.messages import normalize_messages
 
 MAX_STEPS = 1_000_000
@@ -32,7 +34,8 @@ class ChatTemplate:
 
     It runs as it does in transformers: the same sandbox, whitespace rules, filters and functions. A template of
     None is a model without one. special_tokens are the texts of bos_token, eos_token and so on; `now` is the clock
-    of strftime_now. ModelFileError for a syntax error.
+    of strftime_now. ModelFileError for a syntax error. tool_template takes its place where there are tools; kept_text
+    matches the special tokens that a message may spell without their becoming special.
 
     A template cannot wait and has no unbounded loop, but it can nest loops and call itself, so a rendering may take
     at most max_steps turns of loops and calls, and give at most max_characters. is_cheap says that what it takes grows
@@ -44,6 +47,8 @@ class ChatTemplate:
         template: str | None,
         special_tokens: Mapping[str, str],
         *,
+        tool_template: str | None = None,
+        kept_text: re.Pattern[str] | None = None,
         now: Callable[[], datetime] = datetime.now,
         max_steps: int = MAX_STEPS,
         max_characters: int = MAX_CHARACTERS,
@@ -52,9 +57,12 @@ class ChatTemplate:
         self._max_steps = max_steps
         self._max_characters = max_characters
         # Only templates that know of developers can be given one; to the others it is the older word for it.
-        self._knows_developer = template is not None and "developer" in template
+        given = [each for each in (template, tool_template) if each is not None]
+        self._knows_developer = any("developer" in each for each in given)
         self._template = None if template is None else _compile(template, now)
-        self.is_cheap = template is None or _is_cheap(template)
+        self._tool_template = None if tool_template is None else _compile(tool_template, now)
+        self._kept_text = kept_text
+        self.is_cheap = all(map(_is_cheap, given))
 
     def render(
         self,
@@ -64,29 +72,34 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         **kwargs: Any,
-    ) -> str:
-        """The prompt text; encode it with add_special_tokens=False. `kwargs` are variables for the template.
+    ) -> RenderedChat:
+        """The prompt text; `Tokenizer.encode_chat` makes ids of it. `kwargs` are variables for the template.
 
         With continue_final_message it ends where the last message's own words do, for the answer to go on from there.
         InvalidRequestError, with the template's own message where it refuses the messages, and for messages that
         `normalize_messages` refuses, for a model without a template, and for a rendering that grows without end.
         """
-        if self._template is None:
+        template = self._tool_template if self._tool_template is not None and kwargs.get("tools") else self._template
+        if template is None:
             raise InvalidRequestError(
                 "the model has no chat template, so it cannot chat; give it a plain prompt as a completion", "messages"
             )
+        given = {**kwargs, "messages": self._known_roles(normalize_messages(messages))}
+        marks = marks_for(self._kept_text, given)
+        given = marks.around(given) if marks else given
         variables = {
             "tools": None,
             "documents": None,
             **self._special_tokens,
-            **kwargs,
-            "messages": self._known_roles(_marked(normalize_messages(messages), continue_final_message)),
+            **given,
+            "messages": _marked(given["messages"], continue_final_message),
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
             _STEPS: _Steps(self._max_steps),
         }
         try:
-            text = self._joined(self._template.generate(variables))
-            return _before_mark(text) if continue_final_message else text
+            text = self._joined(template.generate(variables))
+            text = _before_mark(text) if continue_final_message else text
+            return marks.taken_out(text) if marks else RenderedChat(text)
         except _Refusal as refusal:
             raise InvalidRequestError(str(refusal), "messages") from refusal
         except _TEMPLATE_FAULTS as error:
@@ -219,4 +232,5 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Plain JSON: jinja2's own filter escapes < and > for HTML, which a model was never trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return ESCAPED.sub(lambda match: chr(int(match[1], 16)), text) if ensure_ascii else text

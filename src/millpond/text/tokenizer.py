@@ -1,42 +1,32 @@
-"""Text to token ids and back, for the byte-level BPE tokenizer that a GGUF file describes."""
+"""Text to token ids and back, by the tokenizer that a GGUF file or a folder of Hugging Face describes."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-import tokenizers
-from tokenizers import AddedToken, normalizers
-from tokenizers.models import BPE
-
-from millpond.errors import ModelFileError
+from millpond.text.chat import ChatTemplate
 from millpond.text.checks import check_unicode
-from millpond.text.pre_tokenizers import GPT2, WORD_SPLITS, WordSplit
-from millpond.text.vocabulary import SPECIAL_TYPES, Vocabulary, read_vocabulary
-
-logger = logging.getLogger(__name__)
-
-# Marks that end a turn. Files often name only the end of the text, and the chat template alone shows the other.
-_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|end_of_turn|>", "<end_of_turn>")
+from millpond.text.folder_source import folder_source
+from millpond.text.gguf_source import gguf_source
+from millpond.text.marks import RenderedChat
+from millpond.text.source import DEFAULT_TEMPLATE, TOOL_TEMPLATE, TokenizerSource
+from millpond.text.spoken import SpokenText, encoded
+from millpond.text.vocabulary import SPECIAL_TYPES, Vocabulary
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Tokenizer:
-    """A tokenizer, safe to use from several threads at once. Build it with `from_gguf`.
+    """A tokenizer, safe to use from several threads at once. Build it with `from_gguf` or `from_folder`.
 
-    vocabulary is what the file lists; ids from vocab_size on are padding rows of the model and no tokens.
-    eos_token_ids are all the ids that end an answer. special_token_ids are left out of decoded text on request.
+    special_token_ids are left out of decoded text on request.
     """
 
-    vocabulary: Vocabulary
-    eos_token_ids: frozenset[int]
+    source: TokenizerSource
     special_token_ids: frozenset[int]
-    adds_bos: bool
-    adds_eos: bool
-    chat_template: str | None
-    _backend: tokenizers.Tokenizer
+    _spoken: SpokenText
     _whole_texts: dict[int, str | None] = field(default_factory=dict)
 
     @classmethod
@@ -44,25 +34,36 @@ class Tokenizer:
         """Build from a GGUF file's metadata, in about 0.1 s for 50,000 tokens.
 
         Raises ModelFileError, naming the key or the token, for what is missing, inconsistent or not supported.
-        A file that does not say how to cut words gets GPT-2's way and a warning in the log.
+        A byte-level one that does not say how to cut words gets GPT-2's way and a warning in the log.
         """
-        split = _word_split(metadata)
-        vocabulary = read_vocabulary(metadata)
-        template = _chat_template(metadata)
-        special = frozenset(vocabulary.ids_of(SPECIAL_TYPES))
-        return cls(
-            vocabulary=vocabulary,
-            eos_token_ids=_end_ids(vocabulary, special, template),
-            special_token_ids=special,
-            adds_bos=_adds(metadata, "bos", vocabulary, split.add_bos),
-            adds_eos=_adds(metadata, "eos", vocabulary, False),
-            chat_template=template,
-            _backend=_backend(vocabulary, split),
-        )
+        return cls.of(gguf_source(metadata))
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """Build from tokenizer.json or tokenizer.model, and what lies beside it.
+
+        Raises ModelFileError, naming the file and the field, for what is missing, inconsistent or not supported.
+        """
+        return cls.of(folder_source(folder))
+
+    @classmethod
+    def of(cls, source: TokenizerSource) -> Tokenizer:
+        special = frozenset(source.vocabulary.ids_of(SPECIAL_TYPES))
+        return cls(source, special, SpokenText(source.backend, special))
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What the file lists; ids from vocab_size on are padding rows of the model and no tokens."""
+        return self.source.vocabulary
 
     @property
     def vocab_size(self) -> int:
         return len(self.vocabulary.tokens)
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """All the ids that end an answer."""
+        return self.source.ends
 
     @property
     def bos_token_id(self) -> int | None:
@@ -71,6 +72,21 @@ class Tokenizer:
     @property
     def eos_token_id(self) -> int | None:
         return self.vocabulary.roles.get("eos")
+
+    @property
+    def chat_template(self) -> str | None:
+        return self.source.templates.get(DEFAULT_TEMPLATE)
+
+    def with_chat_template(self, template: str) -> Tokenizer:
+        """The same tokenizer with this chat template in place of its own ones."""
+        return Tokenizer.of(replace(self.source, templates={DEFAULT_TEMPLATE: template}))
+
+    def make_chat_template(self) -> ChatTemplate:
+        """Its chat templates, ready to render. ModelFileError for a syntax error in one."""
+        tool_template = self.source.templates.get(TOOL_TEMPLATE)
+        return ChatTemplate(
+            self.chat_template, self.special_tokens, tool_template=tool_template, kept_text=self._spoken.special_texts
+        )
 
     @property
     def special_tokens(self) -> dict[str, str]:
@@ -83,26 +99,38 @@ class Tokenizer:
         """The ids of `text`, the same as the model's Hugging Face tokenizer gives.
 
         The text of a control token, such as <|im_end|>, becomes that token wherever it stands, as it does there.
-        A byte that the vocabulary has no token for is left out, as it is there. add_special_tokens adds BOS, where
-        the file asks for it and the text does not start with it already; text rendered by a chat template carries
+        A byte that the vocabulary has no token for is left out, as it is there. add_special_tokens adds BOS and EOS,
+        where the file asks for them and the text does not have them already; text rendered by a chat template carries
         its own, so encode it with add_special_tokens=False. InvalidRequestError for text that is not valid Unicode.
         Other Python threads run meanwhile.
         """
         check_unicode(text)
-        # The batch call, even for one text: it lets go of the interpreter lock, and encode() does not.
-        token_ids = list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        token_ids = encoded(self.source.backend, text)
         return self._with_ends(token_ids) if add_special_tokens else token_ids
 
-    def _with_ends(self, token_ids: list[int]) -> list[int]:
-        before = [self.bos_token_id] if self.adds_bos and self.bos_token_id is not None else []
-        after = [self.eos_token_id] if self.adds_eos and self.eos_token_id is not None else []
-        return [*token_ids, *after] if token_ids[:1] == before else [*before, *token_ids, *after]
+    def encode_chat(self, text: RenderedChat) -> list[int]:
+        """The ids of what a chat template gave, which writes special tokens itself. Those that a message spells are
+        text in them: they become what their characters are. InvalidRequestError for text that is not valid Unicode."""
+        if not text.spoken:
+            return self.encode(text, add_special_tokens=False)
+        check_unicode(text)
+        return self._spoken.encode(text)
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of the tokens' bytes; bytes that are not UTF-8 become U+FFFD. InvalidRequestError for a bad id."""
+    def _with_ends(self, token_ids: list[int]) -> list[int]:
+        begin, end = list(self.source.begin), list(self.source.end)
+        before = [] if token_ids[: len(begin)] == begin else begin
+        after = [] if token_ids[len(token_ids) - len(end) :] == end else end
+        return [*before, *token_ids, *after]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, continues: bool = False) -> str:
+        """The text of the tokens' bytes; bytes that are not UTF-8 become U+FFFD. InvalidRequestError for a bad id.
+
+        A space that encoding puts in front of a text is taken away, unless the text continues another.
+        """
         skipped = self.special_token_ids if skip_special_tokens else frozenset()
         pieces = (self.token_bytes(token_id) for token_id in token_ids if token_id not in skipped)
-        return b"".join(pieces).decode(errors="replace")
+        text = b"".join(pieces).decode(errors="replace")
+        return text.removeprefix(" ") if self.source.strips_space and not continues else text
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes one token stands for, part of a character perhaps. InvalidRequestError for a bad id."""
@@ -117,57 +145,3 @@ class Tokenizer:
                 text = None
             self._whole_texts[token_id] = text
         return self._whole_texts[token_id]
-
-
-def _word_split(metadata: Mapping[str, Any]) -> WordSplit:
-    model = metadata.get("tokenizer.ggml.model")
-    if model is None:
-        raise ModelFileError("the file carries no tokenizer (it has no tokenizer.ggml.model)")
-    if model != "gpt2":
-        raise ModelFileError(f"tokenizer.ggml.model is {model!r}; only 'gpt2' (byte-level BPE) is supported")
-    name = metadata.get("tokenizer.ggml.pre", "default")
-    split = GPT2 if name == "default" else WORD_SPLITS.get(name)
-    if split is None:
-        known = ", ".join(sorted(WORD_SPLITS))
-        raise ModelFileError(f"tokenizer.ggml.pre is {name!r}, a way to cut words that is not supported ({known} are)")
-    if name == "default":
-        logger.warning(
-            "the model file does not say how its tokenizer cuts words (tokenizer.ggml.pre is missing or 'default'): "
-            "cutting them as GPT-2 does; if that is not the model's way, its answers will be worse"
-        )
-    if metadata.get("tokenizer.ggml.add_space_prefix", False):
-        raise ModelFileError("tokenizer.ggml.add_space_prefix is not supported for byte-level BPE")
-    return split
-
-
-def _adds(metadata: Mapping[str, Any], role: str, vocabulary: Vocabulary, default: bool) -> bool:
-    key = f"tokenizer.ggml.add_{role}_token"
-    adds = bool(metadata.get(key, default and role in vocabulary.roles))
-    if adds and role not in vocabulary.roles:
-        raise ModelFileError(f"{key} is true, but the file has no tokenizer.ggml.{role}_token_id")
-    return adds
-
-
-def _chat_template(metadata: Mapping[str, Any]) -> str | None:
-    template = metadata.get("tokenizer.chat_template")
-    if template is not None and not isinstance(template, str):
-        raise ModelFileError(f"tokenizer.chat_template must be a string, not {type(template).__name__}")
-    return template
-
-
-def _end_ids(vocabulary: Vocabulary, special: Iterable[int], template: str | None) -> frozenset[int]:
-    named = {vocabulary.roles[role] for role in ("eos", "eot", "eom") if role in vocabulary.roles}
-    marks = {mark for mark in _TURN_ENDS if mark in (template or "")}
-    return frozenset(named | {token_id for token_id in special if vocabulary.tokens[token_id] in marks})
-
-
-def _backend(vocabulary: Vocabulary, split: WordSplit) -> tokenizers.Tokenizer:
-    model = BPE(vocab=vocabulary.bpe_ids(), merges=vocabulary.merges, ignore_merges=split.ignore_merges)
-    backend = tokenizers.Tokenizer(model)
-    backend.pre_tokenizer = split.build()
-    if split.nfc:
-        backend.normalizer = normalizers.NFC()
-    # special=False for all: the backend only has to find them, which of them are special we keep ourselves.
-    added = [vocabulary.tokens[token_id] for token_id in vocabulary.added_ids()]
-    backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in added if token])
-    return backend

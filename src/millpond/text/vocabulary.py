@@ -1,16 +1,17 @@
-"""The vocabulary of a GGUF file: every token's text and type, the merges, and the bytes each token stands for.
+"""A vocabulary: every token's text and type, the merges or scores, and the bytes each token stands for.
 
-Ordinary tokens are written in GPT-2's byte alphabet, where each of the 256 bytes has a printable character;
-control and user-defined tokens are written as they are.
+Byte-level vocabularies write ordinary tokens in GPT-2's byte alphabet, where each of the 256 bytes has a printable
+character; SentencePiece's write a space as U+2581. Control and user-defined tokens are written as they are.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any, cast
 
 from millpond.errors import InvalidRequestError, ModelFileError
@@ -27,12 +28,20 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
+class Spelling(Enum):
+    """How ordinary tokens are written."""
+
+    BYTES = "bytes"
+    SPACES = "spaces"
+
+
+SPACE = "\u2581"
 SPECIAL_TYPES = frozenset({TokenType.UNKNOWN, TokenType.CONTROL})
 _ADDED_TYPES = SPECIAL_TYPES | {TokenType.USER_DEFINED}
 _OUTSIDE_BPE = frozenset({TokenType.UNUSED, TokenType.BYTE})
 _ROLES = ("bos", "eos", "eot", "eom", "unknown", "padding")
 _MARKS = frozenset({"bos", "eos", "eot", "eom"})
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -49,13 +58,16 @@ BYTE_OF: Mapping[str, int] = _byte_alphabet()
 class Vocabulary:
     """tokens[i] and types[i] are the text and the TokenType of id i; merges are in order of rank.
 
-    roles holds the ids that the file names: bos, eos, eot, eom (end of message), unknown, padding.
+    roles holds the ids that the file names: bos, eos, eot, eom (end of message), unknown, padding. scores[i] is that
+    of id i in a SentencePiece vocabulary, where a higher one is merged first.
     """
 
     tokens: tuple[str, ...]
     types: tuple[int, ...]
     merges: tuple[tuple[str, str], ...]
     roles: Mapping[str, int]
+    spelling: Spelling = Spelling.BYTES
+    scores: tuple[float, ...] = ()
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text, none for an unused one. InvalidRequestError for an unknown id."""
@@ -64,11 +76,13 @@ class Vocabulary:
                 f"token id {token_id} is outside the vocabulary: ids go from 0 to {len(self.tokens) - 1}"
             )
         token, kind = self.tokens[token_id], self.types[token_id]
-        if kind == TokenType.NORMAL:
-            return _spelled_bytes(token)
         if kind == TokenType.BYTE:
             return bytes([int(token[3:5], 16)])
-        return b"" if kind == TokenType.UNUSED else token.encode()
+        if kind == TokenType.UNUSED:
+            return b""
+        if self.spelling is Spelling.SPACES:
+            return token.replace(SPACE, " ").encode()
+        return _spelled_bytes(token) if kind == TokenType.NORMAL else token.encode()
 
     def ids_of(self, kinds: frozenset[TokenType]) -> list[int]:
         return [token_id for token_id, kind in enumerate(self.types) if kind in kinds]
@@ -77,13 +91,24 @@ class Vocabulary:
         """Tokens that are found in the text before it is cut into words, and are never split."""
         return self.ids_of(_ADDED_TYPES)
 
-    def bpe_ids(self) -> dict[str, int]:
-        """Text to id of all tokens that encoding may give."""
+    def bpe_ids(self, with_bytes: bool = False) -> dict[str, int]:
+        """Text to id of all tokens that encoding may give; byte tokens only where bytes are fallen back to."""
         ids = {token: token_id for token_id, token in enumerate(self.tokens)}
-        for token_id in self.ids_of(_OUTSIDE_BPE):
+        for token_id in self.ids_of(frozenset({TokenType.UNUSED}) if with_bytes else _OUTSIDE_BPE):
             ids.pop(self.tokens[token_id], None)
         ids.pop("", None)
         return ids
+
+    @property
+    def unknown_id(self) -> int | None:
+        """The token of what has no other, by its role or its type."""
+        typed = self.ids_of(frozenset({TokenType.UNKNOWN}))
+        return self.roles.get("unknown", typed[0] if typed else None)
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether every byte has a token of its own."""
+        return len(self.ids_of(frozenset({TokenType.BYTE}))) == 256
 
 
 def _spelled_bytes(token: str) -> bytes:
@@ -93,28 +118,47 @@ def _spelled_bytes(token: str) -> bytes:
         return token.encode()
 
 
-def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
-    """Check and take the vocabulary. The begin and the ends of a text are control tokens, whatever their type says.
+def read_vocabulary(metadata: Mapping[str, Any], spelling: Spelling = Spelling.BYTES) -> Vocabulary:
+    """Check and take the vocabulary of a GGUF file: with merges where bytes are spelled, with scores where spaces are.
+    The begin and the ends of a text are control tokens, whatever their type says.
 
     ModelFileError for a list that is missing or of the wrong length or kind, for a duplicate, for a merge of
     tokens that do not exist, and for a named id outside the vocabulary.
     """
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
     types = _types(metadata, len(tokens))
-    merges = _pairs(_strings(metadata, "tokenizer.ggml.merges"))
+    is_bytes = spelling is Spelling.BYTES
+    merges = _pairs(_strings(metadata, "tokenizer.ggml.merges")) if is_bytes else ()
+    scores = () if is_bytes else _scores(metadata, len(tokens))
     ids = {role: _role_id(metadata, role, len(tokens)) for role in _ROLES}
     roles = {role: token_id for role, token_id in ids.items() if token_id is not None}
     for role in _MARKS & roles.keys():
         types[roles[role]] = TokenType.CONTROL
-    vocabulary = Vocabulary(tuple(tokens), tuple(types), merges, roles)
-    _check_tokens(vocabulary)
+    vocabulary = Vocabulary(tuple(tokens), tuple(types), merges, roles, spelling, scores)
+    check_tokens(vocabulary)
     _check_merges(vocabulary)
     return vocabulary
 
 
+def _scores(metadata: Mapping[str, Any], num_tokens: int) -> tuple[float, ...]:
+    key = "tokenizer.ggml.scores"
+    if key not in metadata:
+        raise ModelFileError(f"the file has no {key}, which its tokenizer needs")
+    try:
+        scores = tuple(map(float, metadata[key]))
+    except (TypeError, ValueError):
+        raise ModelFileError(f"{key} must be a list of numbers") from None
+    if len(scores) != num_tokens:
+        raise ModelFileError(f"{key} has {len(scores)} entries for {num_tokens} tokens")
+    if not all(map(math.isfinite, scores)):
+        index = next(i for i, score in enumerate(scores) if not math.isfinite(score))
+        raise ModelFileError(f"{key} holds {scores[index]} for token {index}; a score must be a number")
+    return scores
+
+
 def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
     if key not in metadata:
-        raise ModelFileError(f"the file has no {key}, which a byte-level BPE tokenizer needs")
+        raise ModelFileError(f"the file has no {key}, which its tokenizer needs")
     values = metadata[key]
     if isinstance(values, str) or not isinstance(values, Iterable) or not set(map(type, values)) <= {str}:
         raise ModelFileError(f"{key} must be a list of strings")
@@ -156,14 +200,15 @@ def _pairs(merges: list[str]) -> tuple[tuple[str, str], ...]:
     return cast("tuple[tuple[str, str], ...]", pairs)
 
 
-def _check_tokens(vocabulary: Vocabulary) -> None:
+def check_tokens(vocabulary: Vocabulary) -> None:
+    """Raise ModelFileError for a token that is there twice, and a byte token that names no byte."""
     first: dict[str, int] = {}
     for token_id, token in enumerate(vocabulary.tokens):
         if first.setdefault(token, token_id) != token_id and token:
             raise ModelFileError(f"tokens {first[token]} and {token_id} are both {token!r}")
     for token_id in vocabulary.ids_of(frozenset({TokenType.BYTE})):
         token = vocabulary.tokens[token_id]
-        if not _BYTE_TOKEN.fullmatch(token):
+        if not BYTE_TOKEN.fullmatch(token):
             raise ModelFileError(f"token {token_id} is a byte token but reads {token!r}, not <0x00> to <0xFF>")
 
 

@@ -1,0 +1,43 @@
+"""The scheduler that a config describes: the one place where its sizes, policy and reserve are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from millpond.config import EngineConfig
+from millpond.core.disk_prefixes import DiskPrefixes
+from millpond.core.policies import make_policy
+from millpond.core.reserve import make_reserve
+from millpond.core.scheduler import Scheduler
+from millpond.core.speculation import Drafter
+from millpond.errors import ConfigError
+
+
+def make_scheduler(
+    config: EngineConfig,
+    *,
+    prefix_cache: bool,
+    drafter: Drafter | None = None,
+    disk: DiskPrefixes | None = None,
+    scheduler_type: Callable[..., Scheduler] = Scheduler,
+) -> Scheduler:
+    """What guesses and what is findable are the caller's to say, as not every runner can do it.
+
+    Raises ConfigError where num_blocks or max_model_len are open still, and for a reserve that the pool cannot hold.
+    """
+    for name in ("num_blocks", "max_model_len"):
+        if getattr(config, name) is None:
+            raise ConfigError(f"{name} is open: a scheduler needs to know it, so give it or have it filled in")
+    assert config.num_blocks is not None
+    return scheduler_type(
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+        reserve=make_reserve(config.num_blocks, config.block_size, config.watermark, config.watermark_blocks),
+        drafter=drafter,
+        prefix_cache=prefix_cache,
+        policy=make_policy(config.policy, dict(config.tenant_weights)),
+        disk=disk,
+    )

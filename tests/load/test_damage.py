@@ -1,0 +1,212 @@
+"""Models damaged at random, through all that reads them: a clear error or a model, in bounded time and memory."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import random
+import time
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+
+import quantised_folders
+from gguf_writer import string
+from millpond.errors import ModelFileError
+from millpond.model.checkpoint import open_checkpoint
+from millpond.model.weights import load_weights
+from tiny_llama import write_tiny_llama
+from tiny_models import tiny_model, write_safetensors
+
+NUM_DAMAGES = 300  # of each kind of model
+MOST_BYTES = 8 << 20  # beside what the whole model takes
+MOST_SECONDS = 20  # of one damaged model; the whole one takes 20 ms
+AWKWARD = (
+    *(None, True, False, 0, 1, -1, 2, 3, 7, 63, 2**31, 2**63, 10**30, -(2**63), 0.5, -0.0, 1e308, 1e-308),
+    *(math.nan, math.inf, -math.inf, "", "x", "../x.safetensors", "/etc/passwd", "llama", "gptq", "\0"),
+    *([], [[]], [1, 2], [-1, 0], [0, 10**30], {}, {"type": "linear"}, {"rope_type": "yarn", "factor": 0}),
+)
+
+
+def load(path):
+    file, config = open_checkpoint(path)
+    return load_weights(file, config, "auto")
+
+
+def write_sharded(folder):
+    model = tiny_model("qwen3", layers=1)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(model.config))
+    names = list(model.arrays)
+    halves = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
+    for file, part in halves.items():
+        write_safetensors(folder / file, {name: model.arrays[name] for name in part}, "BF16")
+    places = {name: file for file, part in halves.items() for name in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return folder
+
+
+def write_gguf(folder):
+    folder.mkdir(parents=True)
+    kinds = {"*attn*weight": "Q4_1", "*ffn_down*": "Q5_0", "token_embd.weight": "Q8_0", "*": "BF16"}
+    write_tiny_llama(folder / "model.gguf", layers=1, heads=4, kv_heads=2, head_dim=64, ffn=256, types=kinds)
+    return folder / "model.gguf"
+
+
+def write_plain(folder):
+    return tiny_model("gemma3_text", layers=1).write_folder(folder, "F16")
+
+
+def write_gptq(folder):
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": False}
+    return quantised_folders.Checkpoint(config, quantised_folders.gptq).write(folder)
+
+
+def write_compressed(folder):
+    config = quantised_folders.compressed_config("int-quantized", 8, 0)
+    return quantised_folders.Checkpoint(config, quantised_folders.int8, bits=8, group=0, symmetric=True).write(folder)
+
+
+WRITERS = {
+    "gguf": write_gguf,
+    "safetensors": write_plain,
+    "sharded": write_sharded,
+    "gptq": write_gptq,
+    "compressed": write_compressed,
+}
+
+
+class Vandal:
+    """Damages one file of a model and puts it right again: bytes anywhere, its end, or values of JSON in it."""
+
+    def __init__(self, path, seed):
+        self.files = [path] if path.is_file() else sorted(path.iterdir())
+        self.whole = {file: file.read_bytes() for file in self.files}
+        self.random = random.Random(seed)
+
+    def damage(self):
+        draw = self.random
+        file = draw.choice(self.files)
+        data = bytearray(self.whole[file])
+        if file.suffix == ".json" and draw.random() < 0.8:
+            data = self.changed(data)
+        elif file.suffix == ".safetensors" and draw.random() < 0.5:
+            begin = 8 + int.from_bytes(data[:8], "little")
+            header = self.changed(data[8:begin])
+            data = bytearray(len(header).to_bytes(8, "little")) + header + data[begin:]
+        else:
+            head = min(len(data), draw.choice((16, 4096, len(data))))
+            for _ in range(draw.randint(1, 4)):
+                at = draw.randrange(head)
+                data[at : at + draw.choice((0, 1, 1, 8))] = draw.randbytes(draw.choice((0, 1, 1, 8)))
+            del data[draw.choice((len(data), len(data), draw.randrange(len(data)))) :]
+        file.write_bytes(data)
+
+    def changed(self, text):
+        value = json.loads(text)
+        for _ in range(self.random.randint(1, 2)):
+            self.change(value)
+        return bytearray(json.dumps(value).encode())
+
+    def change(self, value):
+        """One place of a JSON value, some steps inside."""
+        draw = self.random
+        while value:
+            key = draw.choice(list(value) if isinstance(value, dict) else range(len(value)))
+            if isinstance(value[key], dict | list) and value[key] and draw.random() < 0.8:
+                value = value[key]
+                continue
+            if draw.random() < 0.2:
+                del value[key]
+            else:
+                value[key] = draw.choice(AWKWARD)
+            return
+
+    def repair(self):
+        for file, data in self.whole.items():
+            file.write_bytes(data)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_damaged_model_is_an_error_that_names_a_file_or_it_is_a_model(tmp_path, kind):
+    path = WRITERS[kind](tmp_path / "tiny")
+    tracemalloc.start()
+    whole = load(path)
+    most = tracemalloc.get_traced_memory()[1] + MOST_BYTES
+    vandal, messages, loaded = Vandal(path, seed=0), [], 0
+    try:
+        for number in range(NUM_DAMAGES):
+            vandal.damage()
+            tracemalloc.reset_peak()
+            started = time.process_time()
+            try:
+                loaded += load(path).room.nbytes > 0
+            except ModelFileError as error:
+                messages.append(str(error))
+            assert time.process_time() - started < MOST_SECONDS, number
+            assert tracemalloc.get_traced_memory()[1] < most, number
+            vandal.repair()
+    finally:
+        tracemalloc.stop()
+    assert len(messages) + loaded == NUM_DAMAGES
+    assert len(set(messages)) > NUM_DAMAGES // 4
+    assert all(len(message) < 400 and message.isprintable() for message in messages)
+    assert np.array_equal(load(path).room, whole.room)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_value_that_is_no_number_is_an_error_that_names_its_tensor(tmp_path, dtype, value):
+    model = tiny_model("llama", layers=1)
+    model.arrays["model.layers.0.mlp.down_proj.weight"][3, 5] = value
+    folder = model.write_folder(tmp_path / "tiny", dtype)
+    with pytest.raises(ModelFileError, match=r"model\.layers\.0\.mlp\.down_proj\.weight"):
+        load(folder)
+
+
+def test_a_norm_that_is_no_number_is_an_error_that_names_its_tensor(tmp_path):
+    model = tiny_model("llama", layers=1)
+    model.arrays["model.norm.weight"][7] = math.nan
+    with pytest.raises(ModelFileError, match=r"model\.norm\.weight"):
+        load(model.write_folder(tmp_path / "tiny"))
+
+
+class Bomb:
+    def __reduce__(self):
+        return (pytest.fail, ("the pickle was opened",))
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.gguf", "model.safetensors", "model.pt"])
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_a_pickle_is_refused_by_its_first_bytes_whatever_it_is_called_and_never_opened(tmp_path, name, protocol):
+    (tmp_path / name).write_bytes(pickle.dumps(Bomb(), protocol))
+    with pytest.raises(ModelFileError, match=rf"^{name}: this is a pickle file.*take the model as safetensors or GGUF"):
+        load(tmp_path / name)
+
+
+def test_an_archive_of_torch_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "model.pth", "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(Bomb()))
+    with pytest.raises(ModelFileError, match=r"^model\.pth: this is a pickle file, or an archive"):
+        load(tmp_path / "model.pth")
+
+
+def test_a_folder_of_pickles_is_refused_and_one_with_safetensors_beside_them_is_read(tmp_path):
+    folder = tmp_path / "tiny"
+    model = tiny_model("llama", layers=1)
+    model.write_folder(folder)
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
+    assert load(folder).room.nbytes > 0
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelFileError, match=r"^tiny: its weights, such as pytorch_model\.bin, are pickle files"):
+        load(folder)
+
+
+def test_a_file_whose_first_bytes_are_none_of_these_is_no_pickle(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"GGML" + string("x"))
+    with pytest.raises(ModelFileError, match="not a GGUF file"):
+        load(tmp_path / "model.gguf")

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gguf_writer import write_gguf
+from millpond.errors import ModelFileError
+from millpond.load.gguf import open_gguf
+from millpond.load.safetensors import open_safetensors
+from millpond.model.pooling import read_pooling
+from tiny_models import tiny_model
+
+
+def of_gguf(tmp_path, **metadata):
+    path = tmp_path / "model.gguf"
+    write_gguf(
+        path, {"general.architecture": "qwen3", **{f"qwen3.{key}": value for key, value in metadata.items()}}, {}
+    )
+    return read_pooling(open_gguf(path))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tiny_model("qwen3").write_folder(tmp_path / "folder")
+
+
+def of_folder(folder, settings):
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    text = settings if isinstance(settings, str) else json.dumps(settings)
+    (folder / "1_Pooling" / "config.json").write_text(text, encoding="utf-8")
+    return read_pooling(open_safetensors(folder))
+
+
+@pytest.mark.parametrize(("number", "kind"), [(0, None), (1, "mean"), (2, "cls"), (3, "last"), (4, "rank")])
+def test_a_gguf_says_it_by_a_number(tmp_path, number, kind):
+    assert of_gguf(tmp_path, pooling_type=number) == kind
+
+
+def test_a_language_model_has_none(tmp_path, folder):
+    assert of_gguf(tmp_path) is None
+    assert read_pooling(open_safetensors(folder)) is None
+
+
+def test_another_number_is_refused_with_its_key(tmp_path):
+    with pytest.raises(ModelFileError, match=r"model\.gguf: qwen3\.pooling_type is 5, not a number from 0 to 4"):
+        of_gguf(tmp_path, pooling_type=5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({"pooling_mode_cls_token": False, "pooling_mode_lasttoken": True, "include_prompt": True}, "last"),
+        ({"pooling_mode": "lasttoken"}, "last"),
+        ({"pooling_mode": "mean"}, "mean"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": False}, "mean"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": True}, "last + mean"),
+    ],
+)
+def test_a_folder_says_it_in_sentence_transformers_settings(folder, settings, kind):
+    assert of_folder(folder, settings) == kind
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"), [("{", "cannot be read"), ("[]", "must be an object, got list"), ("{}", "chooses none of")]
+)
+def test_settings_that_say_nothing_are_refused(folder, settings, said):
+    with pytest.raises(ModelFileError, match=f"1_Pooling/config.json {said}"):
+        of_folder(folder, settings)
