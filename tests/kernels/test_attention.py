@@ -138,8 +138,9 @@ def test_every_multiple_of_16_dimensions_is_covered_once(kind, head_dim):
 
 @every_type
 @every_isa
-def test_a_rows_bits_do_not_depend_on_the_group_it_attends_in(isa, kind):
-    sequence = Sequence(kind, 45, heads_per_kv=3, head_dim=80)
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_a_rows_bits_do_not_depend_on_the_group_it_attends_in(isa, kind, head_dim):
+    sequence = Sequence(kind, 45, heads_per_kv=3, head_dim=head_dim)
     alone = np.concatenate([sequence.attend(isa, position, 1) for position in range(45)])
     np.testing.assert_allclose(alone, sequence.expected(0, 45), rtol=0, atol=TOLERANCE[kind])
     for count in range(2, GROUP_TOKENS + 1):

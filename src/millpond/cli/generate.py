@@ -53,6 +53,9 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="Print one object: text, prompt_token_ids, token_ids, finish_reason.")
 ]
 
+Seed = Annotated[int | None, typer.Option("--seed", help="Key of the random draws [default: the same one every time]")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the answer; may be repeated.")]
+
 
 def register(app: typer.Typer) -> None:
     app.command("generate", help=HELP, epilog=EXAMPLES)(generate)
@@ -104,12 +107,8 @@ def generate(
     top_k: Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens up to this share.")] = 1.0,
     min_p: Annotated[float, typer.Option("--min-p", help="Drop tokens below this share of the likeliest.")] = 0.0,
-    seed: Annotated[
-        int | None, typer.Option("--seed", help="Key of the random draws [default: the same one every time]")
-    ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option("--stop", help="Text that ends the answer; may be repeated.")
-    ] = None,
+    seed: Seed = None,
+    stop: Stop = None,
     dtype: Dtype = DEFAULTS.dtype,
     kv_dtype: KVDtype = DEFAULTS.kv_dtype,
     quantize: Quantize = DEFAULTS.quantize,
