@@ -181,3 +181,12 @@ def test_threads_that_render_at_once_get_what_they_get_alone():
     chats = [[{"role": "user", "content": str(i)}] * 50 for i in range(64)]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(template.render, chats)) == [f"{i}," * 50 for i in range(64)]
+
+
+def test_the_template_for_tools_is_taken_where_there_are_tools():
+    template = ChatTemplate("plain", {}, tool_template="{{ tools | length }} tools")
+    assert [template.render(HI), template.render(HI, tools=[]), template.render(HI, tools=[{}])] == [
+        "plain", "plain", "1 tools",
+    ]  # fmt: skip
+    with pytest.raises(InvalidRequestError, match="no chat template"):
+        ChatTemplate(None, {}, tool_template="x").render(HI)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Metaspace
 
 from millpond.errors import InvalidRequestError
@@ -174,8 +175,9 @@ def test_true_tokens_are_found_with_the_whitespace_that_belongs_to_them(flags):
 
 
 def test_only_the_texts_beginning_gets_a_space_in_front_where_the_tokenizer_says_so():
-    backend = Backend.from_str(byte_level("llama 3").to_str())
+    backend = Backend(BPE(vocab={token: i for i, token in enumerate(("a", "b", "c", "\u2581"))}, merges=[]))
     backend.pre_tokenizer = Metaspace(prepend_scheme="first", split=False)
-    special = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
-    for text in ("a</s>b", "</s>b", "a b</s> c"):
-        assert SpokenText(backend, special).encode(RenderedChat.of(text, ())) == encoded(backend, text)
+    backend.add_special_tokens([AddedToken("</s>", special=True, normalized=False)])
+    for text, expected in (("a</s>b", [3, 0, 4, 1]), ("</s>b", [4, 1]), ("a b</s> c", [3, 0, 3, 1, 4, 3, 2])):
+        assert encoded(backend, text) == expected
+        assert SpokenText(backend, frozenset({4})).encode(RenderedChat.of(text, ())) == expected
