@@ -121,11 +121,14 @@ def test_a_checkpoint_can_be_quantised_wherever_one_is_loaded():
     assert {name for name, options in offered.items() if "--quantize" in options} == loads
 
 
-@pytest.mark.parametrize("command", ["serve", "generate x", "chat", "bench engine", "bench overhead", "bench prefix"])
+@pytest.mark.parametrize(
+    "command",
+    ["serve", "generate x", "chat", "bench engine", "bench overhead", "bench prefix", f"eval perplexity {__file__}"],
+)
 def test_how_to_quantise_reaches_every_engine(monkeypatch, command):
     opened = []
 
-    def open_engine(model, config, settings):
+    def open_engine(model, config, settings, chat_template=None):
         opened.append(config.quantize)
         raise ConfigError("enough")
 

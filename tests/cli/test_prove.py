@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -44,6 +45,7 @@ def test_json_is_one_object_on_standard_output_alone(capsys, two_faults):
         "guesses": 0,
         "prefix_cache": False,
         "any_reserve": False,
+        "disk": False,
         "policy": "fcfs",
     }
     assert (result["verdict"], result["finding"]) == ("holds", None)
@@ -59,6 +61,15 @@ def test_the_prefix_cache_has_bounds_and_faults_of_its_own(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "2 unfinished at once, any number in all, with the prefix cache" in out
     assert "planted: blocks are found before they are computed; found in 2 blocks of 1, 1 slot" in out
+
+
+def test_a_disk_has_faults_of_its_own_beside_those_of_the_prefix_cache(capsys, monkeypatch):
+    monkeypatch.setattr(faults, "SHARING_FAULTS", ())
+    assert run(["prove", "--disk", "--positions", "1"], {}) == 0
+    out = capsys.readouterr().out
+    assert "2 unfinished at once, any number in all, with the prefix cache and a disk" in out
+    assert "planted: what is on its way from disk is found; found in 2 blocks of 1, 1 slot" in out
+    assert "planted: a block counts that was not loaded; found in 2 blocks of 1, 1 slot" in out
 
 
 def test_a_broken_rule_is_shown_with_its_trace_and_exit_code_1(capsys, monkeypatch):
@@ -89,6 +100,8 @@ def test_a_planted_fault_that_goes_unseen_is_named_and_exit_code_1(capsys, monke
         (["--deep"], proof.DEEP),
         (["--slots", "4"], proof.Bounds(slots=4)),
         (["--any-reserve"], proof.Bounds(any_reserve=True)),
+        (["--disk"], proof.ON_DISK),
+        (["--disk", "--prefix-cache", "--budget", "1"], replace(proof.ON_DISK, budget=1)),
     ],
 )
 def test_flags_choose_the_bounds(monkeypatch, flags, bounds):

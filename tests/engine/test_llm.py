@@ -153,8 +153,8 @@ def test_sampling_params_of_another_kind_are_refused_by_name(params):
 
 
 def test_what_is_packed_while_a_model_is_loaded_is_heard_of_and_shown_to_nobody_but_a_terminal(monkeypatch, capsys):
-    def build_engine(model, config, *, notify, progress):
-        assert (model, config.quantize) == ("some folder", "q8")
+    def build_engine(model, config, *, notify, progress, chat_template):
+        assert (model, config.quantize, chat_template) == ("some folder", "q8", None)
         progress(1 << 20, 2 << 20, "packing model.safetensors")
         progress(done_bytes=2 << 20, total_bytes=2 << 20, what="packing model.safetensors")
         return make_engine()

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from millpond.core.invariants import Auditor
 from millpond.core.scheduler import Scheduler
 from millpond.errors import ConfigError
 from millpond.lab import proof as proof_module
 from millpond.lab.explorer import Explorer, Finding
-from millpond.lab.faults import FAULTS, SHARING_FAULTS, PlantedFault, WithoutWaiver, planted_in
+from millpond.lab.faults import DISK_FAULTS, FAULTS, SHARING_FAULTS, PlantedFault, WithoutWaiver, planted_in
 from millpond.lab.proof import MOST, ORDERING, Bounds, as_json, find, num_cases, prove
 from millpond.lab.story import tell
 from millpond.lab.world import Action, Case
@@ -255,3 +256,66 @@ def test_with_the_prefix_cache_a_policys_faults_are_those_of_sharing_and_its_own
 def test_a_policy_that_there_is_not_is_refused():
     with pytest.raises(ConfigError, match="--policy must be one of fcfs, priority, fair, got 'lifo'"):
         ORDERING.within("lifo", False, False, {})
+
+
+ON_A_DISK = Bounds(positions=2, slots=1, requests=2, budget=0, guesses=0).within("fcfs", False, False, {}, disk=True)
+
+
+def test_with_a_disk_there_is_the_prefix_cache_too_and_the_rules_hold():
+    assert {(case.prefix_cache, case.disk) for case in ON_A_DISK.cases_of(2, 1)} == {(True, True)}
+    proof = prove(ON_A_DISK, quiet)
+    assert proof.finding is None
+    alone = prove(replace(ON_A_DISK, disk=False), quiet)
+    assert proof.num_transitions > 1.2 * alone.num_transitions
+
+
+DISK_STORIES = {
+    "found-before-loaded": [
+        "add a with a prompt of 2 tokens",
+        "step 0: INV-10: block 0, number 0 of request a, can be found as "
+        "Link(parent=None, token_ids=(1001,)), not None",
+    ],
+    "load-forgotten": [
+        "add a with a prompt of 2 tokens",
+        "step 0: INV-10: block 0, number 0 of request a, can be found as None, not "
+        "Link(parent=None, token_ids=(1001,))",
+    ],
+}
+
+
+@pytest.mark.parametrize("fault", DISK_FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_beside_a_disk_is_found_by_its_shortest_trace(monkeypatch, fault):
+    monkeypatch.setattr(proof_module, "FAULT_BOUNDS", Bounds(positions=2, slots=1, requests=2, budget=0, guesses=0))
+    assert list(tell(find(fault, quiet))) == DISK_STORIES[fault.name]
+
+
+def test_a_proof_with_a_disk_plants_its_faults_beside_those_of_sharing():
+    assert planted_in("fcfs", True, True) == (*SHARING_FAULTS, *DISK_FAULTS)
+    assert planted_in("fcfs", True) == SHARING_FAULTS
+
+
+def test_a_story_says_what_is_loaded_and_who_waits_for_the_disk():
+    case = Case(3, 1, 2, 0, None, 2, prefix_cache=True, policy="priority", disk=True)
+    trace = (
+        Action("add", "a", (1, 0, 1)),
+        Action("schedule", numbers=(2,)),
+        Action("update", outcomes=((0, "goes on"),)),
+        Action("add", "b", (2,)),
+        Action("schedule", numbers=(0, 2)),
+        Action("update", outcomes=((0, "stops"),)),
+        Action("schedule", numbers=(2,)),
+    )
+    assert tell(Finding(case, Scheduler, trace, "so far"))[4:] == (
+        "step 1; a runs 1 token, holds 2; 1 block free",
+        "its result: a stops",
+        "step 2; releases a; admits b; loads 1 block; b runs 1 token, holds 2; 1 block free",
+        "so far",
+    )
+
+
+def test_a_first_one_that_may_not_wait_for_the_disk_is_found(monkeypatch):
+    case = Case(2, 1, 2, 0, None, 2, prefix_cache=True, policy="priority", disk=True)
+    assert Explorer([case], most_actions=5).run().finding is None
+    monkeypatch.setattr(Auditor, "_waits_for_disk", lambda self, request: False)
+    found = Explorer([case], most_actions=5).run().finding
+    assert found.message == "INV-7: the first request b stands still, step 1 runs ['a']"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import pickle
@@ -15,11 +16,18 @@ import pytest
 
 import quantised_folders
 from gguf_writer import string
-from millpond.errors import ModelFileError
+from millpond.build import read_tokenizer
+from millpond.errors import InvalidRequestError, ModelFileError
+from millpond.load.gguf import GGUFFile, open_gguf
 from millpond.model.checkpoint import open_checkpoint
+from millpond.model.figures import figures_of_gguf
 from millpond.model.weights import load_weights
+from millpond.text.charsmap import is_whole
+from millpond.text.tokenizer import Tokenizer
+from protobuf_writer import field
 from tiny_llama import write_tiny_llama
 from tiny_models import tiny_model, write_safetensors
+from tiny_tokenizers import write_tiny_tokenizer
 
 NUM_DAMAGES = 300  # of each kind of model
 MOST_BYTES = 8 << 20  # beside what the whole model takes
@@ -32,7 +40,14 @@ AWKWARD = (
 
 
 def load(path):
+    """The weights and, where there is a tokenizer, a conversation through it and its template."""
     file, config = open_checkpoint(path)
+    if isinstance(file, GGUFFile) or (path / "tokenizer_config.json").is_file():
+        tokenizer = read_tokenizer(file)
+        assert isinstance(tokenizer.decode(tokenizer.encode("hi there")), str)
+        if tokenizer.chat_template is not None:
+            with contextlib.suppress(InvalidRequestError):  # whoever asks is told what the template cannot do
+                tokenizer.make_chat_template().render([{"role": "user", "content": "hi there"}])
     return load_weights(file, config, "auto")
 
 
@@ -60,6 +75,24 @@ def write_plain(folder):
     return tiny_model("gemma3_text", layers=1).write_folder(folder, "F16")
 
 
+def write_with_json(folder):
+    (write_plain(folder) / "generation_config.json").write_text('{"eos_token_id": [0, 2]}')
+    return write_tiny_tokenizer(folder, bos_token="<|endoftext|>", eos_token="<|im_end|>", add_bos_token=True)
+
+
+def write_with_pieces(folder):
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *"abcdefgh", "\u2581he"]
+    kinds = {"<unk>": 2, "<s>": 3, "</s>": 3}
+    model = b"".join(
+        field(1, field(1, piece.encode()) + field(2, -float(i)) + field(3, kinds.get(piece, 6 if i < 259 else 1)))
+        for i, piece in enumerate(pieces)
+    )
+    write_plain(folder)
+    (folder / "tokenizer.model").write_bytes(model + field(2, field(3, 2) + field(35, 1)))
+    (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": {"content": "</s>"}}')
+    return folder
+
+
 def write_gptq(folder):
     config = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": False}
     return quantised_folders.Checkpoint(config, quantised_folders.gptq).write(folder)
@@ -76,6 +109,8 @@ WRITERS = {
     "sharded": write_sharded,
     "gptq": write_gptq,
     "compressed": write_compressed,
+    "tokenizer.json": write_with_json,
+    "tokenizer.model": write_with_pieces,
 }
 
 
@@ -156,6 +191,41 @@ def test_a_damaged_model_is_an_error_that_names_a_file_or_it_is_a_model(tmp_path
     assert len(set(messages)) > NUM_DAMAGES // 4
     assert all(len(message) < 400 and message.isprintable() for message in messages)
     assert np.array_equal(load(path).room, whole.room)
+
+
+NOT_WRITTEN = (  # by write_tiny_llama
+    *("add_bos_token", "eot_token_id", "scores", "add_space_prefix", "precompiled_charsmap", "unknown_token_id"),
+    *("remove_extra_whitespaces", "merges", "token_type", "pre"),
+)
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama", "t5"])
+def test_a_gguf_whose_metadata_is_anything_at_all_is_an_error_or_a_tokenizer_and_figures(tmp_path, model):
+    write_tiny_llama(tmp_path / "tiny.gguf", layers=1)
+    known = dict(open_gguf(tmp_path / "tiny.gguf").metadata)
+    size = len(known["tokenizer.ggml.tokens"])
+    known |= {"tokenizer.ggml.model": model, "tokenizer.ggml.scores": [0.0] * size}
+    refused = set()
+    for key in dict.fromkeys([*known, *(f"tokenizer.ggml.{name}" for name in NOT_WRITTEN)]):
+        for value in AWKWARD:
+            for metadata in ({**known, key: given} for given in (value, [value] * 3, [value] * size)):
+                try:
+                    figures_of_gguf(metadata, size, {})
+                    tokenizer = Tokenizer.from_gguf(metadata)
+                    assert isinstance(tokenizer.decode(tokenizer.encode("hi there")), str)
+                except ModelFileError:
+                    refused.add(key)
+    assert len(refused) > 20
+
+
+@pytest.mark.parametrize(
+    ("at", "value"), [(0, b"\0\0"), (4, b"\xff\xff\xff\x7f"), (4100, b"\xff"), (4, b"\0\5\0\0\x09\0\0\x80")]
+)
+def test_a_table_of_characters_that_leads_out_of_itself_is_refused(at, value):
+    whole = (4096).to_bytes(4, "little") + bytes(4096) + b"a\0"
+    assert is_whole(whole)
+    assert not is_whole(whole[:at] + value + whole[at + len(value) :])
+    assert not any(is_whole(whole[:size]) for size in range(0, 4100, 7))
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])

@@ -179,6 +179,7 @@ BROKEN = {
         r"\.qzeros is I32 of shape \(2, 3\), .* \(2, 16\)",
     ),
     "codes in bytes": ("gptq", {"qweight": lambda a: a.astype(np.int8)}, r"\.qweight is I8 of shape"),
+    "no codes": ("gptq of whole rows", {"qweight": lambda a: a[:0]}, r"its codes are of shape \(0, 128\), which holds"),
     "codes in a row": ("gptq", {"qweight": lambda a: a.reshape(-1)}, r"\.qweight is I32 of shape"),
     "another order's length": ("gptq", {"g_idx": lambda a: a[:5]}, r"\.g_idx is I32 of shape \(5,\)"),
     "another shape": ("W4A16", {"weight_shape": np.array([7, 128])}, r"\.weight_shape is \(7, 128\), and by its codes"),
@@ -201,6 +202,12 @@ def test_parts_that_do_not_fit_are_refused_by_tensor(name, changes, message, tmp
 def test_groups_that_are_no_multiples_of_32_are_refused_with_both_numbers(tmp_path):
     said = refusal(Checkpoint({**GPTQ, "group_size": 16}, gptq, group=16), tmp_path)
     assert "128 inputs in groups of 16: what can be run is full groups of a multiple of 32" in said
+
+
+def test_a_bias_of_integers_is_refused_by_its_type(tmp_path):
+    bias = {"model.layers.0.self_attn.o_proj.bias": np.zeros(128, np.int32)}
+    said = refusal(Checkpoint(GPTQ, gptq, extra=bias), tmp_path)
+    assert "o_proj.bias' is of type I32, which is no type of weights" in said
 
 
 def test_a_bias_that_is_not_zeros_is_still_refused(tmp_path):

@@ -156,3 +156,28 @@ def test_prefixes_on_disk_are_of_all_files_the_figures_and_the_way_to_quantise(s
         last.write(bytes([byte ^ 1]))
     seen.add(_identity(file.paths, config, settings))
     assert len(seen) == 3
+
+
+def test_weights_under_the_name_of_another_way_to_quantise_are_not_used(start):
+    starts = start(whole)
+    starts.again("q8")
+    (first,) = starts.folder.iterdir()
+    first.rename(first.with_name(first.name.replace("-q8-", "-q4-")))
+    assert starts.again("q4")[1] is True
+    assert starts.told == []  # it was not even looked into
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_other_contents_of_any_part_change_the_key_though_the_system_says_nothing_of_a_change(start, part, monkeypatch):
+    file, config = open_checkpoint(start(sharded).model)
+    about = {path: path.stat() for path in file.paths}
+    before = packed.key_of(file.paths, "auto", "auto", "portable", config)
+    path = file.paths[part]
+    with path.open("r+b") as changed:
+        changed.seek(about[path].st_size // 2)
+        byte = changed.read(1)[0]
+        changed.seek(about[path].st_size // 2)
+        changed.write(bytes([byte ^ 1]))
+    stat = Path.stat
+    monkeypatch.setattr(Path, "stat", lambda path, **options: about.get(path) or stat(path, **options))
+    assert packed.key_of(file.paths, "auto", "auto", "portable", config) != before

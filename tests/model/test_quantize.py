@@ -1,23 +1,21 @@
 """Checkpoints that are not quantised are packed in 8 or 4 bits on request, as near as those can be."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from gguf_writer import dequantize as by_gguf
 from gguf_writer import quantize
 from kernels.slow_linear import integer_weights
-from millpond.build import build_model_runner
-from millpond.config import EngineConfig
 from millpond.errors import ConfigError
 from millpond.kernels.matmul import BF16, F32_WEIGHTS, U4, U8
 from millpond.kernels.pack import unpack
 from millpond.load.gguf import open_gguf
-from millpond.model.checkpoint import read_figures
+from millpond.model.checkpoint import open_checkpoint, read_figures
 from millpond.model.quantize import quantize_4_bit
 from millpond.model.weights import load_weights
 from tiny_llama import write_tiny_llama
+from tiny_models import tiny_model
+from tiny_runner import tiny_runner
 
 QKV, OUT, GATE_UP, DOWN = range(4)
 
@@ -99,12 +97,8 @@ def test_rows_that_are_no_whole_groups_stay_in_bfloat16(tiny):
 
 
 def test_a_router_of_experts_stays_in_float32(tmp_path):
-    from tiny_models import tiny_model
-
     sizes = {"moe_intermediate_size": 96, "num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True}
     folder = tiny_model("qwen3_moe", config=sizes).write_folder(tmp_path)
-    from millpond.model.checkpoint import open_checkpoint
-
     router = load_weights(*open_checkpoint(folder), "auto", "q8").layers[0][2]
     assert router.kind == F32_WEIGHTS
 
@@ -116,13 +110,9 @@ def test_a_checkpoint_that_is_quantised_even_in_part_is_refused_by_tensor_and_ty
         load_weights(file, config, "auto", "q4")
 
 
-def test_logits_lose_less_the_more_bits_there_are(tiny, tmp_path):
+def test_logits_lose_less_the_more_bits_there_are(tiny):
     file, _, _ = tiny()
-    logits = {}
-    for quantize_to in ("off", "q8", "q4"):
-        config = EngineConfig(quantize=quantize_to, num_blocks=4, threads=1, max_num_seqs=1, max_num_batched_tokens=16)
-        runner = build_model_runner(file.path, replace(config, isa="portable"), cache_dir=tmp_path)
-        logits[quantize_to] = np.array(runner.logits(list(range(3, 19))))
+    logits = {each: tiny_runner(file.path, quantize=each).logits(range(3, 19)) for each in ("off", "q8", "q4")}
     errors = [np.abs(logits[each] - logits["off"]).mean() / logits["off"].std() for each in ("q8", "q4")]
     assert 0 < errors[0] < 0.02
     assert 3 * errors[0] < errors[1] < 0.3

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from awkward import AWKWARD, SPECIAL
+from millpond.load.catalog import KNOWN_MODELS
+from millpond.load.gguf import open_gguf
+from millpond.load.store import resolve
 from millpond.text.detokenizer import Detokenizer
 from millpond.text.tokenizer import Tokenizer
 from tiny_sentencepiece import FAMILIES as PIECES
@@ -143,3 +146,16 @@ def gguf_tokenizer(path: Path):
     architecture, held, _ = mapping.get_gguf_tokenizer(str(path))
     backend, _ = mapping.convert_gguf_tokenizer(architecture, held)
     return import_module("transformers").PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+@pytest.mark.parametrize("name", ["smollm2", "gemma3-270m"])
+def test_the_vocabularies_of_real_models_are_what_transformers_makes_of_their_files(name):
+    if name not in KNOWN_MODELS:
+        pytest.skip(f"{name} has no short name here")
+    path = resolve(name)
+    theirs = gguf_tokenizer(path)
+    if name == "smollm2":  # transformers does not know how its words are cut
+        parts = import_module("tokenizers.pre_tokenizers")
+        words = [parts.Digits(individual_digits=True), parts.ByteLevel(add_prefix_space=False)]
+        theirs.backend_tokenizer.pre_tokenizer = parts.Sequence(words)
+    assert_same(Tokenizer.from_gguf(open_gguf(path).metadata), theirs)

@@ -106,12 +106,13 @@ def restart_table(rows: list[RestartRow]) -> Table:
     return table
 
 
+Workloads = Annotated[str, typer.Option("--workloads", metavar="NAME,NAME", help="Which of them, without --restart.")]
+
+
 def prefix(
     context: typer.Context,
     model: ModelOption = DEFAULT_MODEL,
-    workloads: Annotated[
-        str, typer.Option("--workloads", metavar="NAME,NAME", help="Which of them, without --restart.")
-    ] = "chat,shared,children,strangers",
+    workloads: Workloads = "chat,shared,children,strangers",
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds that count.")] = 3,
     dtype: Dtype = DEFAULTS.dtype,
     kv_dtype: KVDtype = DEFAULTS.kv_dtype,
@@ -136,7 +137,6 @@ def prefix(
     from millpond.lab.bench_prefix import PrefixBench
 
     check_use(context, restart)
-    counts = parse_counts(lengths, "--lengths")
     names = [name.strip() for name in workloads.split(",") if name.strip()]
     config = EngineConfig(
         dtype=dtype,
@@ -148,9 +148,9 @@ def prefix(
         isa=isa,
     )
     engine = loading.open_engine(model, config, context.ensure_object(Settings))
-    # Threads that wait for one another burn processor time; one alone does not.
     clock = time.process_time if engine.config.threads == 1 else time.perf_counter
     if restart:
+        counts = parse_counts(lengths, "--lengths")
         with counting_bar(len(counts)) as notify, folder_in(cache_dir) as folder:
             restarted = restart_bench(engine, model, folder).run(counts, rounds, notify)
         show(restarted, lambda: restart_table(restarted), as_json)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millpond.cli.eval_perplexity import WINDOWS, Chunks, Context, MaxModelLen, Side, read_text, run, save
-from millpond.cli.options import DEFAULT_MODEL, DEFAULTS, Dtype, Isa, KVDtype, ModelOption, Threads, examples
+from millpond.cli.options import DEFAULT_MODEL, DEFAULTS, Dtype, Isa, KVDtype, ModelOption, Quantize, Threads, examples
 from millpond.cli.settings import Settings
 from millpond.config import DTYPES, KV_DTYPES
 from millpond.errors import ConfigError
@@ -38,6 +38,7 @@ llama.cpp's perplexity tool has written, which holds the tokens of the text as w
 EXAMPLES = examples(
     "millpond eval kl book.txt --model smollm2",
     "millpond eval kl book.txt --kv-dtype int8 --reference-dtype auto",
+    "millpond eval kl book.txt --model folder --quantize q8",
     "millpond eval kl book.txt --model model-Q4_0.gguf --reference-model model-F16.gguf",
     "millpond eval kl --model smollm2 --reference reference.kld --json",
 )
@@ -56,6 +57,7 @@ def kl(
     model: ModelOption = DEFAULT_MODEL,
     dtype: Dtype = DEFAULTS.dtype,
     kv_dtype: KVDtype = DEFAULTS.kv_dtype,
+    quantize: Quantize = DEFAULTS.quantize,
     reference: Annotated[
         Path | None, typer.Option("--reference", metavar="FILE", help="Saved log probabilities.")
     ] = None,
@@ -78,7 +80,7 @@ def kl(
     from millpond.lab.evaluation import WindowPlan
 
     settings, common = context.ensure_object(Settings), (threads, isa, max_model_len)
-    side = Side(model, dtype, kv_dtype, *common)
+    side = Side(model, dtype, kv_dtype, quantize, *common)
     if reference is not None:
         if text is not None or reference_model is not None:
             raise ConfigError("--reference holds the text and what the reference says; give no other")
@@ -86,7 +88,7 @@ def kl(
     else:
         if text is None:
             raise ConfigError("give a TEXT, or a --reference that holds one")
-        base = Side(reference_model or model, reference_dtype, reference_kv_dtype, *common)
+        base = Side(reference_model or model, reference_dtype, reference_kv_dtype, DEFAULTS.quantize, *common)
         measured = against_model(side, base, text, WindowPlan(context=window, num_windows=chunks), settings)
     typer.echo(json.dumps(measured)) if as_json else show(measured)
 

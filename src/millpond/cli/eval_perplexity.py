@@ -23,6 +23,7 @@ from millpond.cli.options import (
     Isa,
     KVDtype,
     ModelOption,
+    Quantize,
     Threads,
     check_target,
     examples,
@@ -81,6 +82,7 @@ class Side:
     model: str
     dtype: str = DEFAULTS.dtype
     kv_dtype: str = DEFAULTS.kv_dtype
+    quantize: str = DEFAULTS.quantize
     threads: int | None = None
     isa: str = DEFAULTS.isa
     max_model_len: int | None = None
@@ -92,6 +94,7 @@ class Side:
         config = EngineConfig(
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
+            quantize=self.quantize,
             threads=self.threads,
             isa=self.isa,
             max_model_len=self.max_model_len,
@@ -106,7 +109,7 @@ class Side:
         gc.collect()
 
     def as_json(self) -> dict[str, str]:
-        return {"model": self.model, "dtype": self.dtype, "kv_dtype": self.kv_dtype}
+        return {"model": self.model, "dtype": self.dtype, "kv_dtype": self.kv_dtype, "quantize": self.quantize}
 
 
 def register(group: typer.Typer) -> None:
@@ -148,6 +151,7 @@ def perplexity(
     chunks: Chunks = None,
     dtype: Dtype = DEFAULTS.dtype,
     kv_dtype: KVDtype = DEFAULTS.kv_dtype,
+    quantize: Quantize = DEFAULTS.quantize,
     max_model_len: MaxModelLen = None,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
@@ -167,7 +171,7 @@ def perplexity(
     if save_logits is not None and stride is not None:
         raise ConfigError("a file of log probabilities holds windows side by side; leave out --stride or --save-logits")
     plan, written = WindowPlan(context=window, stride=stride, num_windows=chunks), read_text(text)
-    side = Side(model, dtype, kv_dtype, threads, isa, max_model_len)
+    side = Side(model, dtype, kv_dtype, quantize, threads, isa, max_model_len)
     with side.engine(window, context.ensure_object(Settings)) as engine:
         windows = plan.cut(text_tokens(engine.tokenizer, written))
         started = time.perf_counter()

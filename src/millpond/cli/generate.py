@@ -49,6 +49,12 @@ Prompt = Annotated[
     str | None,
     typer.Argument(help="The prompt; if absent, standard input less its last newline; for -, standard input exactly."),
 ]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one object: text, prompt_token_ids, token_ids, finish_reason.")
+]
+
+Seed = Annotated[int | None, typer.Option("--seed", help="Key of the random draws [default: the same one every time]")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the answer; may be repeated.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -67,6 +73,12 @@ def prompt_tokens(engine: Engine, prompt: str, as_chat: bool) -> list[int]:
     if as_chat:
         return chat_prompt(engine, [{"role": "user", "content": prompt}])
     return engine.tokenizer.encode(prompt)
+
+
+def check_template(chat_template: str | None, as_chat: bool) -> None:
+    """Raise ConfigError for a template that would be of no effect."""
+    if chat_template is not None and not as_chat:
+        raise ConfigError("--chat-template is for a prompt that is sent as a message; add --chat")
 
 
 def complete(
@@ -95,12 +107,8 @@ def generate(
     top_k: Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens up to this share.")] = 1.0,
     min_p: Annotated[float, typer.Option("--min-p", help="Drop tokens below this share of the likeliest.")] = 0.0,
-    seed: Annotated[
-        int | None, typer.Option("--seed", help="Key of the random draws [default: the same one every time]")
-    ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option("--stop", help="Text that ends the answer; may be repeated.")
-    ] = None,
+    seed: Seed = None,
+    stop: Stop = None,
     dtype: Dtype = DEFAULTS.dtype,
     kv_dtype: KVDtype = DEFAULTS.kv_dtype,
     quantize: Quantize = DEFAULTS.quantize,
@@ -111,9 +119,7 @@ def generate(
     speculative_tokens: SpeculativeTokens = DEFAULTS.speculative_tokens,
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as one user message.")] = False,
     chat_template: ChatTemplate = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one object: text, prompt_token_ids, token_ids, finish_reason.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     sampling = SamplingParams(
         max_tokens=max_tokens,
@@ -135,7 +141,6 @@ def generate(
         speculative_tokens=speculative_tokens,
     )
     text = read_prompt(prompt, sys.stdin)
-    if chat_template is not None and not chat:
-        raise ConfigError("--chat-template is for a prompt that is sent as a message; add --chat")
+    check_template(chat_template, chat)
     engine = loading.open_engine(model, config, context.ensure_object(Settings), chat_template)
     complete(engine, prompt_tokens(engine, text, chat), sampling, as_json, write_out)

@@ -23,7 +23,8 @@ In each state requests of every length that fits may arrive, any may be aborted,
 token, its last token, right or wrong guesses or a fault. Only how many are unfinished at once is bounded. From every
 state, steps alone must drain the scheduler. With --prefix-cache there are requests that share their text as well, with
 --policy priority or fair such of two priorities or tenants. With --any-reserve the reserve is chosen at will before
-each admission, as it might be by any rule (--watermark auto).
+each admission, as it might be by any rule (--watermark auto). With --disk a disk beside the prefix cache has any of a
+head's blocks, now or later.
 
 Then faults are planted one by one, and the shortest trace to each is shown. The exit code is 1 if a rule is broken or
 a planted fault goes unseen."""
@@ -31,6 +32,7 @@ a planted fault goes unseen."""
 EXAMPLES = examples(
     "millpond prove",
     "millpond prove --prefix-cache",
+    "millpond prove --disk",
     "millpond prove --policy priority",
     "millpond prove --any-reserve",
     "millpond prove --positions 3 --requests 2",
@@ -91,7 +93,7 @@ def bounds_text(bounds: Bounds) -> str:
     guesses = f"none or up to {counted(bounds.guesses, 'guess')}" if bounds.guesses else "no guesses"
     order = f", {bounds.policy}" * (bounds.policy != "fcfs")
     reserves = "a reserve chosen at will before each admission" if bounds.any_reserve else "every reserve"
-    sharing = ", with the prefix cache" * bounds.prefix_cache
+    sharing = ", with the prefix cache" * bounds.prefix_cache + " and a disk" * bounds.disk
     return (
         f"bounds: blocks x block size up to {bounds.positions}, {slots}, {reserves}, {budgets}, "
         f"{guesses}, {bounds.requests} unfinished at once, any number in all{sharing}{order}"
@@ -147,6 +149,7 @@ def prove(
     prefix_cache: Annotated[
         bool, typer.Option("--prefix-cache", help="With the prefix cache, and requests that share their text.")
     ] = False,
+    disk: Annotated[bool, typer.Option("--disk", help="The same, with a disk behind it.")] = False,
     policy: Policy = DEFAULTS.policy,
     any_reserve: AnyReserve = False,
     faults: Annotated[bool, typer.Option("--faults/--no-faults", help="Plant the faults as well.")] = True,
@@ -159,9 +162,11 @@ def prove(
     from millpond.lab.faults import planted_in
 
     given = {"positions": positions, "slots": slots, "requests": requests, "budget": budget, "guesses": guesses}
-    preset = lab.DEEP if deep else lab.SHARING if prefix_cache else lab.Bounds() if policy == "fcfs" else lab.ORDERING
-    bounds = preset.within(policy, prefix_cache, any_reserve, given)
-    planted = planted_in(policy, prefix_cache) if faults else ()
+    shares = prefix_cache or disk
+    sharing = lab.ON_DISK if disk else lab.SHARING
+    preset = lab.DEEP if deep else sharing if shares else lab.Bounds() if policy == "fcfs" else lab.ORDERING
+    bounds = preset.within(policy, prefix_cache, any_reserve, given, disk)
+    planted = planted_in(policy, shares, disk) if faults else ()
     started = time.perf_counter()
     with counting_bar(lab.num_cases(bounds) + len(planted)) as notify:
         proof = lab.prove(bounds, notify)

@@ -77,6 +77,19 @@ class NoHolderMore(Scheduler):
         self.pool.release(held)
 
 
+class FoundBeforeLoaded(Scheduler):
+    def _start(self, request: Request, need: int, found: list[int], fetched: Sequence[BlockData]) -> None:
+        super()._start(request, need, found, fetched)
+        if fetched:
+            self._publish(request)
+
+
+class LoadForgotten(Scheduler):
+    def _start(self, request: Request, need: int, found: list[int], fetched: Sequence[BlockData]) -> None:
+        super()._start(request, need, found, fetched)
+        self.loads = self.loads[:-1]
+
+
 class TakesAnybodysPlace(Scheduler):
     def _admit(self, budget: int | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
         displaced = (self._preempt(self.running[-1]),) if self.waiting and self.running else ()
@@ -98,6 +111,7 @@ class PlantedFault:
     prefix_cache: bool = False
     policy: str = "fcfs"
     positions: int = 2
+    disk: bool = False
 
     def as_json(self) -> dict[str, object]:
         return {"name": self.name, "text": self.text}
@@ -125,14 +139,20 @@ SHARING_FAULTS = (
         "no-holder-more", "a block that is found has no holder more", NoHolderMore, prefix_cache=True, positions=3
     ),
 )
+DISK_FAULTS = (
+    PlantedFault(
+        "found-before-loaded", "what is on its way from disk is found", FoundBeforeLoaded, prefix_cache=True, disk=True
+    ),
+    PlantedFault("load-forgotten", "a block counts that was not loaded", LoadForgotten, prefix_cache=True, disk=True),
+)
 ORDERING_FAULTS = (
     PlantedFault("anybodys-place", "a head takes the place of one that goes before it", TakesAnybodysPlace),
 )
 
 
-def planted_in(policy: str, prefix_cache: bool) -> tuple[PlantedFault, ...]:
-    """The faults that a proof of a policy, with the prefix cache or without, should see."""
-    faults = SHARING_FAULTS if prefix_cache else FAULTS
+def planted_in(policy: str, prefix_cache: bool, disk: bool = False) -> tuple[PlantedFault, ...]:
+    """The faults that a proof of a policy, with the prefix cache and a disk or without, should see."""
+    faults = (*SHARING_FAULTS, *(DISK_FAULTS if disk else ())) if prefix_cache else FAULTS
     if policy == "fcfs":
         return faults
     return tuple(replace(fault, prefix_cache=prefix_cache, policy=policy) for fault in (*faults, *ORDERING_FAULTS))

@@ -37,6 +37,7 @@ class Bounds:
     prefix_cache: bool = False
     policy: str = "fcfs"
     any_reserve: bool = False
+    disk: bool = False
 
     def __post_init__(self) -> None:
         for name, most in MOST.items():
@@ -46,11 +47,14 @@ class Bounds:
         if self.policy not in POLICIES:
             raise ConfigError(f"--policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
 
-    def within(self, policy: str, prefix_cache: bool, any_reserve: bool, given: Mapping[str, int | None]) -> Bounds:
-        """The same with a policy, with or without the prefix cache and a reserve chosen at will, and with what is given
-        instead of its own."""
+    def within(
+        self, policy: str, prefix_cache: bool, any_reserve: bool, given: Mapping[str, int | None], disk: bool = False
+    ) -> Bounds:
+        """The same with a policy, with or without the prefix cache, a disk, which brings that along, and a reserve
+        chosen at will, and with what is given instead of its own."""
         chosen = {name: value for name, value in given.items() if value is not None}
-        return replace(self, policy=policy, prefix_cache=prefix_cache, any_reserve=any_reserve, **chosen)
+        shares = prefix_cache or disk
+        return replace(self, policy=policy, prefix_cache=shares, any_reserve=any_reserve, disk=disk, **chosen)
 
     def pools(self) -> Iterator[tuple[int, int]]:
         """Numbers of blocks and block sizes, the fewest positions first."""
@@ -65,13 +69,22 @@ class Bounds:
             slots, (0,) if self.any_reserve else range(num_blocks), budgets, sorted({0, self.guesses})
         ):
             sizes = num_blocks, block_size, num_slots, reserve, budget, self.requests, guesses
-            yield Case(*sizes, prefix_cache=self.prefix_cache, policy=self.policy, any_reserve=self.any_reserve)
+            yield Case(
+                *sizes,
+                prefix_cache=self.prefix_cache,
+                policy=self.policy,
+                any_reserve=self.any_reserve,
+                disk=self.disk,
+            )
 
 
 DEEP = Bounds(positions=5, slots=3, requests=3, budget=3, guesses=2)
 
 # What can be found again, and in which order it goes, makes for many more states.
 SHARING = Bounds(positions=3, slots=2, requests=2, budget=2, guesses=0, prefix_cache=True)
+
+# And what a disk may answer for many more ways from each. A block behind one that was found takes three positions.
+ON_DISK = Bounds(positions=3, slots=2, requests=2, budget=0, guesses=0, prefix_cache=True, disk=True)
 
 # So does who goes before whom.
 ORDERING = Bounds(positions=3, slots=2, requests=2, budget=1, guesses=0)
@@ -153,7 +166,7 @@ def num_cases(bounds: Bounds) -> int:
 def find(fault: PlantedFault, notify: Callable[[str], None]) -> Finding | None:
     """The shortest trace to a planted fault among all cases within FAULT_BOUNDS; None where it goes unseen."""
     notify(f"planted: {fault.name}")
-    bounds = replace(FAULT_BOUNDS, prefix_cache=fault.prefix_cache, policy=fault.policy)
+    bounds = replace(FAULT_BOUNDS, prefix_cache=fault.prefix_cache, policy=fault.policy, disk=fault.disk)
     if fault.policy != "fcfs":
         bounds = replace(bounds, positions=fault.positions)
     cases = [case for pool in bounds.pools() for case in bounds.cases_of(*pool)]

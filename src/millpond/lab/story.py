@@ -48,6 +48,8 @@ def _decision(output: SchedulerOutput) -> Iterable[str]:
     for verb, names in (("releases", output.released), ("preempts", output.preempted), ("admits", output.admitted)):
         if names:
             yield f"{verb} {', '.join(names)}"
+    if output.loads:
+        yield f"loads {counted(len(output.loads), 'block')}"
     for each in output.scheduled:
         guesses = f", the last {each.num_drafts} guessed" * (each.num_drafts > 0)
         yield f"{each.request_id} runs {counted(len(each.token_ids), 'token')}{guesses}, holds {len(each.block_ids)}"

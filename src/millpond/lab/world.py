@@ -6,13 +6,14 @@ every action, so a copy is made by hand, object by object; copy.deepcopy takes t
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
+from itertools import islice, product
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_origin, get_type_hints
 
 from millpond.core.block_pool import BlockPool
 from millpond.core.invariants import Auditor, audit, check_same_decisions
@@ -22,7 +23,11 @@ from millpond.core.scheduler import Scheduler
 from millpond.core.speculation import StepLoad
 from millpond.core.step import RequestFault, SampledTokens, ScheduledRequest, SchedulerOutput, StepResult
 from millpond.errors import InvariantError
+from millpond.lab.chosen_disk import ChosenDisk
 from millpond.lab.policy_states import CHOICES, copy_policy, numbers_of, small_policy
+
+if TYPE_CHECKING:
+    from millpond.core.disk_prefixes import DiskPrefixes
 
 STOP_TOKEN = 0
 NO_SLOT_OWNER = ""
@@ -37,7 +42,8 @@ class Case:
     with a prompt of at most longest_prompt tokens where that is given. A step tries up to most_drafts guesses for each.
     With the prefix cache, some of the requests are twins: at the same position they have the same token, or one of two.
     Where the policy is not fcfs each request has one of two priorities, or is one of two tenants'.
-    With any_reserve the reserve is nothing or all that the law allows, as is chosen before each admission.
+    With any_reserve the reserve is nothing or all that the law allows, as is chosen before each admission. With a disk
+    each head that asks finds any number of its blocks there, or has to wait for the answer.
     """
 
     num_blocks: int
@@ -51,6 +57,7 @@ class Case:
     prefix_cache: bool = False
     policy: str = "fcfs"
     any_reserve: bool = False
+    disk: bool = False
 
     def make_scheduler(self, kind: type[Scheduler]) -> Scheduler:
         return kind(
@@ -64,6 +71,7 @@ class Case:
             drafter=ChosenDrafts() if self.most_drafts else None,
             prefix_cache=self.prefix_cache,
             policy=small_policy(self.policy),
+            disk=cast("DiskPrefixes", ChosenDisk(self.block_size)) if self.disk else None,
         )
 
     def __str__(self) -> str:
@@ -75,7 +83,7 @@ class Case:
         if self.most_drafts:
             parts.append(counted(self.most_drafts, "guess"))
         if self.prefix_cache:
-            parts.append("prefix cache")
+            parts.append("prefix cache and disk" if self.disk else "prefix cache")
         if self.policy != "fcfs":
             parts.append(self.policy)
         return ", ".join(parts)
@@ -86,7 +94,8 @@ class Action(NamedTuple):
 
     Who is added has numbers: prompt tokens, 1 for a twin, its priority or tenant; zeros at the end are left out.
 
-    Where the reserve is chosen, too, a schedule's first number is how many it lets in before it holds all back.
+    Where the reserve is chosen, too, a schedule's first number is how many it lets in before it holds all back. With a
+    disk, its answers come before the guesses, one for each that may be let in.
 
     An update has one (accepted guesses, ending) for each scheduled request; ending is one of ENDINGS.
     """
@@ -134,9 +143,6 @@ class ChosenReserve:
 
     def note_end(self, num_output_tokens: int) -> None:
         """Nothing: what it chooses is an action."""
-
-    def fresh(self) -> ChosenReserve:
-        return ChosenReserve(self.num_blocks)
 
 
 def family_of(request: Request) -> int:
@@ -206,7 +212,8 @@ class World:
             counts = range(self.case.most_drafts + 1)
             drafts = product(counts, repeat=min(len(alive), self.case.slots) if len(counts) > 1 else 0)
             let_in = [()] if not self.case.any_reserve else [(n,) for n in range(self._most_let_in() + 1)]
-            yield from (Action("schedule", numbers=(*n, *each)) for n, each in product(let_in, drafts))
+            answers = product(range(self._most_on_disk() + 2), repeat=self._num_answers())
+            yield from (Action("schedule", numbers=sum(each, ())) for each in product(let_in, answers, drafts))
         yield from (Action("abort", name) for name in alive)
         if len(alive) < self.case.most_unfinished:
             longest = self.case.longest_prompt or self.case.num_blocks * self.case.block_size
@@ -222,6 +229,13 @@ class World:
     def _most_let_in(self) -> int:
         """Preempted ones may be let in as well, in the same step."""
         return min(self.case.slots, self.scheduler.num_waiting + self.scheduler.num_running)
+
+    def _most_on_disk(self) -> int:
+        return (self.case.num_blocks * self.case.block_size - 1) // self.case.block_size
+
+    def _num_answers(self) -> int:
+        """Whoever may be let in may ask the disk."""
+        return self._most_let_in() if self.case.disk else 0
 
     def _updates(self, output: SchedulerOutput) -> Iterator[Action]:
         """Each request goes on or stops, with each number of right guesses; one of them faults; the step fails."""
@@ -276,6 +290,8 @@ class World:
         counts = iter(numbers)
         if isinstance(self.scheduler.reserve, ChosenReserve):
             self.scheduler.reserve.let_in = next(counts, 0)
+        if isinstance(self.scheduler.disk, ChosenDisk):
+            self.scheduler.disk.answers = islice(counts, self._num_answers())
         if isinstance(self.scheduler.drafter, ChosenDrafts):
             self.scheduler.drafter.counts = counts
         return self.scheduler.schedule()
@@ -283,6 +299,8 @@ class World:
     def _forward(self, output: SchedulerOutput) -> None:
         """Write K/V as a runner would, and read it back: each request must find its own tokens and no others."""
         size = self.case.block_size
+        for load in output.loads:
+            self.cells[load.block_id * size : load.block_id * size + size] = array("q", bytes(load.data))
         for each in output.scheduled:
             if each.admission is not None:
                 self.slot_owners[each.slot] = each.request_id

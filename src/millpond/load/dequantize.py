@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from millpond.errors import ModelFileError
 from millpond.load.affine import GROUP, AffineWeights
-from millpond.load.ggml_types import BLOCKS, GGMLType
+from millpond.load.ggml_types import BLOCKS, SUPPORTED, GGMLType
 from millpond.load.gguf import GGUFTensor
 from millpond.load.integer_tensor import IntegerTensor
 from millpond.load.mapped import forget
@@ -168,6 +168,8 @@ def _by_gguf(tensor: GGUFTensor) -> NDArray[np.float32]:
     """By the gguf package, which is imported where it is needed: it takes a third of a second."""
     from gguf import GGMLQuantizationType, quants
 
+    if tensor.type not in SUPPORTED:
+        raise ModelFileError(f"tensor {tensor.name!r} is of type {tensor.kind}, which is no type of weights")
     if not tensor.data.size:
         return np.zeros(tensor.shape, np.float32)
     rows = tensor.data.reshape(-1, BLOCKS[tensor.type][1])

@@ -85,6 +85,8 @@ class _Reader:
             Layout.ROWS: lambda a, b: (a, b * each),
             Layout.BYTES: lambda a, b: (a, b),
         }[scheme.layout](*words.shape)
+        if not rows or not depth:
+            raise self._error(f"its codes are of shape {words.shape}, which holds no weight")
         group = scheme.group_size or depth
         if group % GROUP or depth % group:
             raise self._error(

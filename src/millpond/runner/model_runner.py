@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.core.block_pool import blocks_for_length
+from millpond.core.sampling import SamplingParams
 from millpond.core.step import (
     Admission,
     Clock,
@@ -108,8 +109,7 @@ class ModelRunner:
             threads=threads,
         )
         self.sampler = Sampler(max_num_seqs, vocab_size, self._scratch.logits.shape[1])
-        self._special: dict[int, str] = {}
-        self._embedded: set[int] = set()  # of the special slots, those whose requests want an embedding
+        self._special: dict[int, tuple[str, SamplingParams]] = {}
         self._prompts = PromptScorer(self.sampler.scorer, self._all_logits, len(self._scratch.logits))
         self._link(tile_loader(config, packed, self._kv_dtype, isa, threads), notify)
         self.outliers = self._take_out_outliers()
@@ -199,9 +199,8 @@ class ModelRunner:
         """Tell the sampler who has taken a slot, and which of those that were special there are gone."""
         if self._special:
             gone = output.released + output.preempted
-            for slot in [slot for slot, request_id in self._special.items() if request_id in gone]:
+            for slot in [slot for slot, (request_id, _) in self._special.items() if request_id in gone]:
                 del self._special[slot]
-                self._embedded.discard(slot)
                 self.sampler.leave(slot)
                 self._prompts.leave(slot)
         for each in output.scheduled:
@@ -209,11 +208,8 @@ class ModelRunner:
                 self.sampler.admit(each.slot, each.admission)
                 self._prompts.admit(each.slot, each.admission)
                 self._special.pop(each.slot, None)
-                self._embedded.discard(each.slot)
                 if is_special(each.admission):
-                    self._special[each.slot] = each.request_id
-                    if each.admission.sampling.embedding:
-                        self._embedded.add(each.slot)
+                    self._special[each.slot] = each.request_id, each.admission.sampling
 
     def _sample(
         self, sampling: Sequence[ScheduledRequest]
@@ -242,7 +238,7 @@ class ModelRunner:
                 if scored and first in scored:
                     own = tuple([scored[first + index] for index in range(len(tokens))])
                     scores.append(RequestScores(each.request_id, own))
-                if each.slot in self._embedded and not each.output_position:
+                if each.slot in self._special and self._special[each.slot][1].embedding and not each.output_position:
                     known = scores.pop() if scored and first in scored else RequestScores(each.request_id)
                     scores.append(known._replace(embedding=self._embedding(first)))
             else:

@@ -49,6 +49,7 @@ class CompletionLogprobs:
     def __init__(self, names: TokenNames) -> None:
         self._names = names
         self._offset = 0
+        self._strips_space = False
         self._detokenizer = self._new_detokenizer()
 
     def _new_detokenizer(self) -> Detokenizer:
@@ -56,6 +57,7 @@ class CompletionLogprobs:
 
     def prompt(self, token_ids: Sequence[int], scores: Iterable[TokenScore], num_top: int) -> dict[str, Any]:
         """Of an echoed prompt; its first token follows nothing and has no log probability."""
+        self._strips_space = self._names.tokenizer.source.strips_space  # as the echo does, and no output
         shown: dict[str, Any] = {
             "tokens": [self._names.text(token_ids[0])],
             "token_logprobs": [None],
@@ -66,6 +68,7 @@ class CompletionLogprobs:
         # The output is decoded by itself, so half a character at the prompt's end stays half of one.
         self._offset += len(self._detokenizer.finish())
         self._detokenizer = self._new_detokenizer()
+        self._strips_space = False
         return joined(shown, rest)
 
     def output(self, scores: Iterable[TokenScore]) -> dict[str, Any]:
@@ -87,7 +90,10 @@ class CompletionLogprobs:
     def _advance(self, token_id: int) -> int:
         """Where the token's text begins."""
         offset = self._offset
-        self._offset += len(self._detokenizer.push_token(token_id))
+        text = self._detokenizer.push_token(token_id)
+        if text and self._strips_space:
+            text, self._strips_space = text.removeprefix(" "), False
+        self._offset += len(text)
         return offset
 
 

@@ -9,7 +9,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, normalizers
 from tokenizers.models import BPE, Unigram
 
-from millpond.errors import ModelFileError
+from millpond.errors import ModelFileError, shown
+from millpond.text.charsmap import is_whole
 from millpond.text.pre_tokenizers import WordSplit
 from millpond.text.vocabulary import SPACE, SPECIAL_TYPES, Spelling, TokenType, Vocabulary
 
@@ -26,10 +27,9 @@ class Normalizing:
         """In SentencePiece's order. ModelFileError for a charsmap that is none."""
         steps: list[normalizers.Normalizer] = []
         if self.charsmap:
-            try:
-                steps.append(normalizers.Precompiled(self.charsmap))
-            except Exception as error:  # the library knows no other
-                raise ModelFileError(f"the tokenizer's table of characters is damaged: {error}") from error
+            if not is_whole(self.charsmap):
+                raise ModelFileError("the tokenizer's table of characters (precompiled_charsmap) is damaged")
+            steps.append(normalizers.Precompiled(self.charsmap))
         if self.removes_extra_spaces:
             steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
         if self.adds_space:
@@ -53,11 +53,13 @@ def sentencepiece_bpe(
     """The merges are those that the scores imply. `added` says more of tokens that are found first, by their text."""
     runs = frozenset(_runs(vocabulary))
     ids = {_written(token) if i in runs else token: i for token, i in vocabulary.bpe_ids(True).items()}
-    unknown = vocabulary.unknown_id
+    unknown = None if vocabulary.unknown_id is None else vocabulary.tokens[vocabulary.unknown_id]
+    if unknown is not None and unknown not in ids:
+        raise ModelFileError(f"the unknown token, {vocabulary.unknown_id}, has no text: {shown(unknown)}")
     model = BPE(
         vocab=ids,
         merges=implied_merges(vocabulary),
-        unk_token=None if unknown is None else vocabulary.tokens[unknown],
+        unk_token=unknown,
         fuse_unk=True,
         byte_fallback=vocabulary.has_bytes,
     )

@@ -92,7 +92,7 @@ def _open(path: Path) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library knows no other
-        raise ModelFileError(f"{path.name} cannot be read: {error}") from error
+        raise ModelFileError(f"{path.name} cannot be read: {shown(str(error))}") from error
     backend.no_truncation()
     backend.no_padding()
     return backend

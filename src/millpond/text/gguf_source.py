@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from tokenizers import AddedToken
 
-from millpond.errors import ModelFileError
+from millpond.errors import ModelFileError, shown
 from millpond.text.backends import Normalizing, byte_level, sentencepiece_bpe, sentencepiece_unigram
 from millpond.text.pre_tokenizers import GPT2, WORD_SPLITS, WordSplit
 from millpond.text.source import DEFAULT_TEMPLATE, TOOL_TEMPLATE, TokenizerSource, usual_ends
@@ -25,10 +26,10 @@ def gguf_source(metadata: Mapping[str, Any]) -> TokenizerSource:
     model = metadata.get("tokenizer.ggml.model")
     if model is None:
         raise ModelFileError("the file carries no tokenizer (it has no tokenizer.ggml.model)")
-    read = _READERS.get(model)
+    read = _READERS.get(str(model))
     if read is None:
         known = "; ".join(f"{name!r} is {what}" for name, what in _KINDS.items())
-        raise ModelFileError(f"tokenizer.ggml.model is {model!r}, which is not supported ({known})")
+        raise ModelFileError(f"tokenizer.ggml.model is {shown(model)}, which is not supported ({known})")
     return read(metadata)
 
 
@@ -94,10 +95,13 @@ def _phi3_tokens(vocabulary: Vocabulary) -> dict[str, AddedToken]:
 
 def _word_split(metadata: Mapping[str, Any]) -> WordSplit:
     name = metadata.get("tokenizer.ggml.pre", "default")
-    split = GPT2 if name == "default" else WORD_SPLITS.get(name)
+    split = GPT2 if name == "default" else WORD_SPLITS.get(str(name))
     if split is None:
-        known = ", ".join(sorted(WORD_SPLITS))
-        raise ModelFileError(f"tokenizer.ggml.pre is {name!r}, a way to cut words that is not supported ({known} are)")
+        alike = ", ".join(get_close_matches(str(name)[:40], WORD_SPLITS)) or "gpt-2, llama-bpe, qwen2"
+        raise ModelFileError(
+            f"tokenizer.ggml.pre is {shown(name)}, a way to cut words that is not supported; {len(WORD_SPLITS)} are, "
+            f"among them {alike}"
+        )
     if name == "default":
         logger.warning(
             "the model file does not say how its tokenizer cuts words (tokenizer.ggml.pre is missing or 'default'): "

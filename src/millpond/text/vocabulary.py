@@ -169,7 +169,7 @@ def _types(metadata: Mapping[str, Any], num_tokens: int) -> list[int]:
     values = metadata.get("tokenizer.ggml.token_type", [TokenType.NORMAL] * num_tokens)
     try:
         types = [int(value) for value in values]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ModelFileError("tokenizer.ggml.token_type must be a list of integers") from None
     if len(types) != num_tokens:
         raise ModelFileError(f"tokenizer.ggml.token_type has {len(types)} entries for {num_tokens} tokens")
