@@ -83,8 +83,8 @@ DEEP = Bounds(positions=5, slots=3, requests=3, budget=3, guesses=2)
 # What can be found again, and in which order it goes, makes for many more states.
 SHARING = Bounds(positions=3, slots=2, requests=2, budget=2, guesses=0, prefix_cache=True)
 
-# And what a disk may answer for many more ways from each. A block behind one that was found takes three positions, which
-# is seconds with one slot and hours with two.
+# And what a disk may answer for many more ways from each. A block behind one that was found takes three positions, and
+# they take seconds with one slot and too long with two.
 ON_DISK = Bounds(positions=2, slots=2, requests=2, budget=0, guesses=0, prefix_cache=True, disk=True)
 
 # So does who goes before whom.
