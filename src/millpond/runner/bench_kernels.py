@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any
 
 from millpond.config import EngineConfig
 from millpond.core.block_pool import blocks_for_length
@@ -108,16 +109,11 @@ class KernelPlan:
     def num_measurements(self) -> int:
         return NUM_PROBES + 1 + len(self.shapes)
 
-    def config(
-        self, *, dtype: str, kv_dtype: str = "auto", isa: str, threads: int | None, block_size: int = 16
-    ) -> EngineConfig:
-        """The settings of a runner that can take every step of the plan."""
+    def config(self, *, block_size: int = 16, **settings: Any) -> EngineConfig:
+        """The settings of a runner that can take every step of the plan, and others of an EngineConfig."""
         slots = max(each.sequences for each in self.shapes)
         return EngineConfig(
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            isa=isa,
-            threads=threads,
+            **settings,
             block_size=block_size,
             max_num_seqs=slots,
             max_num_batched_tokens=max(slots, *(each.rows for each in self.shapes)),
