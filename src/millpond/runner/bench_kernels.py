@@ -109,13 +109,21 @@ class KernelPlan:
         return NUM_PROBES + 1 + len(self.shapes)
 
     def config(
-        self, *, dtype: str, kv_dtype: str = "auto", isa: str, threads: int | None, block_size: int = 16
+        self,
+        *,
+        dtype: str,
+        kv_dtype: str = "auto",
+        quantize: str = "off",
+        isa: str,
+        threads: int | None,
+        block_size: int = 16,
     ) -> EngineConfig:
         """The settings of a runner that can take every step of the plan."""
         slots = max(each.sequences for each in self.shapes)
         return EngineConfig(
             dtype=dtype,
             kv_dtype=kv_dtype,
+            quantize=quantize,
             isa=isa,
             threads=threads,
             block_size=block_size,
