@@ -10,8 +10,9 @@ from millpond.cli import facts
 from millpond.cli.app import run
 from millpond.config import EngineConfig
 from millpond.kernels import isa, threads
+from quantised_folders import Checkpoint, gptq
 from tiny_llama import write_tiny_llama
-from tiny_models import tiny_model
+from tiny_models import tiny_model, write_safetensors
 from tiny_tokenizers import write_tiny_tokenizer
 
 
@@ -135,6 +136,24 @@ def test_a_folder_of_safetensors_is_told_of_too(tmp_path, capsys):
     assert (told["tokenizer"], told["ends"]) == ("BPE, bytes (tokenizer.json)", [0, 2])
     assert run(["doctor", str(folder)], {}) == 0
     assert "<|endoftext|>, <|im_end|>" in capsys.readouterr().out
+
+
+def test_a_quantised_folder_and_one_in_parts_are_told_of_with_all_their_bytes(tmp_path, capsys):
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 64}
+    folder = write_tiny_tokenizer(Checkpoint(config, gptq).write(tmp_path / "gptq"))
+    told = report_of(capsys, str(folder))["model"]
+    assert told["size_bytes"] == (folder / "model.safetensors").stat().st_size
+    assert set(told["tensor_types"]) > {"BF16"}
+    model = tiny_model("llama")
+    parts = write_tiny_tokenizer(model.write_folder(tmp_path / "parts"))
+    (parts / "model.safetensors").unlink()
+    names = list(model.arrays)
+    places = {name: f"model-0000{1 + index % 2}-of-00002.safetensors" for index, name in enumerate(names)}
+    for file in set(places.values()):
+        write_safetensors(parts / file, {name: model.arrays[name] for name in names if places[name] == file})
+    (parts / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    told = report_of(capsys, str(parts))["model"]
+    assert told["size_bytes"] == sum((parts / file).stat().st_size for file in set(places.values()))
 
 
 def test_memory_is_what_the_pool_would_be_sized_by(model, capsys, monkeypatch):

@@ -258,6 +258,19 @@ def test_a_pickle_is_refused_by_its_first_bytes_whatever_it_is_called_and_never_
         load(tmp_path / name)
 
 
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_safetensors_whose_headers_length_looks_like_a_pickle_are_read(tmp_path, protocol):
+    model = tiny_model("llama", layers=1)
+    path = model.write_folder(tmp_path / "tiny") / "model.safetensors"
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    wanted = next(each for each in range(size, size + 70_000) if each % 65536 == 0x80 + 256 * protocol)
+    header = data[8 : 8 + size].ljust(wanted)
+    path.write_bytes(wanted.to_bytes(8, "little") + header + data[8 + size :])
+    assert path.read_bytes()[:2] == bytes((0x80, protocol))
+    assert load(path).room.nbytes > 0
+
+
 def test_an_archive_of_torch_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "model.pth", "w") as archive:
         archive.writestr("archive/data.pkl", pickle.dumps(Bomb()))

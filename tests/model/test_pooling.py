@@ -62,7 +62,14 @@ def test_a_folder_says_it_in_sentence_transformers_settings(folder, settings, ki
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"), [("{", "cannot be read"), ("[]", "must be an object, got list"), ("{}", "chooses none of")]
+    ("settings", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[" * 200_000, "is not JSON"),
+        (" " * 10_000_001, "is longer than 10000000 bytes"),
+        ("[]", "must be an object, got list"),
+        ("{}", "chooses none of"),
+    ],
 )
 def test_settings_that_say_nothing_are_refused(folder, settings, said):
     with pytest.raises(ModelFileError, match=f"1_Pooling/config.json {said}"):

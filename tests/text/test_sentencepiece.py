@@ -208,6 +208,15 @@ def test_a_gap_before_an_added_token_is_refused(folder):
         Tokenizer.from_folder(folder(model_file(), added_tokens_decoder=more))
 
 
+@pytest.mark.parametrize("name", ["tokenizer.model", "tokenizer.json"])
+def test_a_vocabulary_of_more_bytes_than_any_has_is_refused_before_it_is_read(folder, name):
+    place = folder(model_file())
+    with (place / name).open("wb") as file:
+        file.truncate(1 << 33)
+    with pytest.raises(ModelFileError, match=rf"^{name}: it has 8589934592 bytes, and may have 268435456"):
+        Tokenizer.from_folder(place)
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

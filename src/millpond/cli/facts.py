@@ -76,12 +76,12 @@ def model_facts(file: ModelFile, figures: ModelConfig) -> list[Fact]:
     from millpond.build import name_of, read_tokenizer
 
     tokenizer = read_tokenizer(file)
-    kinds = Counter(tensor.type.name for tensor in file.tensors.values())
+    kinds = Counter(tensor.kind for tensor in file.tensors.values())
     num_parameters = sum(prod(tensor.shape) for tensor in file.tensors.values())
     return [
         fact("name", file.metadata.get("general.name", name_of(file.path))),
         fact("file", str(file.path)),
-        memory_fact("size_bytes", file.path.stat().st_size),
+        memory_fact("size_bytes", sum(path.stat().st_size for path in file.paths)),
         fact("architecture", figures.architecture),
         fact("layers", figures.num_layers),
         fact("hidden_size", figures.hidden_size),

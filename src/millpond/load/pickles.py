@@ -19,9 +19,13 @@ def refuse_pickle(path: Path) -> None:
             raise _refusal(f"{path.name}: its weights, such as {pickled[0].name}, are pickle files")
     elif path.is_file():
         with path.open("rb") as file:
-            first = file.read(4)
-        if first.startswith(MAGICS):
-            raise _refusal(f"{path.name}: this is a pickle file, or an archive of some, by its first bytes {first!r}")
+            first = file.read(8)
+        # Of safetensors the first bytes are the header's length, which may look like a pickle's where it fits the file.
+        is_length = path.suffix == ".safetensors" and int.from_bytes(first, "little") < path.stat().st_size
+        if first.startswith(MAGICS) and not is_length:
+            raise _refusal(
+                f"{path.name}: this is a pickle file, or an archive of some, by its first bytes {first[:4]!r}"
+            )
 
 
 def _refusal(what: str) -> ModelFileError:

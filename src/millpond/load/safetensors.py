@@ -101,20 +101,22 @@ def _open_shards(folder: Path, config: Mapping[str, Any], places: dict[str, str]
     return SafetensorsFile(folder / INDEX, config, MappingProxyType(tensors), paths)
 
 
-def read_json(path: Path, most_bytes: int) -> dict[str, Any]:
-    """A JSON object without its nulls. Raises ModelFileError where it is missing, too long or not an object."""
+def read_json(path: Path, most_bytes: int, name: str | None = None) -> dict[str, Any]:
+    """A JSON object without its nulls. Raises ModelFileError where it is missing, too long or not an object; name is
+    what it is called there."""
+    name = name or path.name
     try:
         with path.open("rb") as file:
             text = file.read(most_bytes + 1)
         if len(text) > most_bytes:
-            raise ModelFileError(f"{path.name} is longer than {most_bytes} bytes")
+            raise ModelFileError(f"{name} is longer than {most_bytes} bytes")
         found = json.loads(text)
     except OSError as error:
-        raise ModelFileError(f"{path.name} cannot be read: {error.strerror}") from error
+        raise ModelFileError(f"{name} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path.name} is not JSON: {error}") from error
+        raise ModelFileError(f"{name} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise ModelFileError(f"{path.name} must be an object, got {type(found).__name__}")
+        raise ModelFileError(f"{name} must be an object, got {type(found).__name__}")
     return {key: value for key, value in found.items() if value is not None}
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from millpond.errors import ModelFileError
 from millpond.load.gguf import GGUFFile
+from millpond.load.safetensors import MAX_CONFIG_BYTES, read_json
 from millpond.model.checkpoint import ModelFile
 
 # A GGUF's pooling_type, by number.
@@ -36,15 +36,7 @@ def read_pooling(file: ModelFile) -> str | None:
             raise ModelFileError(f"{file.path.name}: {key} is {number!r}, not a number from 0 to {len(KINDS) - 1}")
         return KINDS[number] if number else None
     path = file.path.parent / FOLDER / SETTINGS
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ModelFileError(f"{FOLDER}/{SETTINGS} cannot be read: {error}") from error
-    if not isinstance(settings, dict):
-        raise ModelFileError(f"{FOLDER}/{SETTINGS} must be an object, got {type(settings).__name__}")
-    return _of_settings(settings)
+    return _of_settings(read_json(path, MAX_CONFIG_BYTES, f"{FOLDER}/{SETTINGS}")) if path.exists() else None
 
 
 def _of_settings(settings: dict[str, Any]) -> str:

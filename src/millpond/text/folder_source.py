@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from millpond.errors import ModelFileError, shown
+from millpond.load.mapped import map_file
 from millpond.text.backends import sentencepiece_bpe, sentencepiece_unigram
 from millpond.text.sentencepiece_model import BPE, read_sentencepiece_model
 from millpond.text.source import DEFAULT_TEMPLATE, TokenizerSource, usual_ends
@@ -21,7 +22,7 @@ from millpond.text.vocabulary import BYTE_TOKEN, SPACE, Spelling, TokenType, Voc
 TOKENIZER, PIECES = "tokenizer.json", "tokenizer.model"
 SETTINGS, GENERATION, CONFIG = "tokenizer_config.json", "generation_config.json", "config.json"
 TEMPLATE, TEMPLATE_FOLDER, OLD_TEMPLATE = "chat_template.jinja", "additional_chat_templates", "chat_template.json"
-MAX_BYTES = 64 << 20
+MAX_BYTES, MAX_TOKENIZER_BYTES = 64 << 20, 256 << 20
 ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 
@@ -89,8 +90,9 @@ def _from_json(path: Path, settings: _Settings) -> TokenizerSource:
 
 
 def _open(path: Path) -> tokenizers.Tokenizer:
+    text = bytes(map_file(path, MAX_TOKENIZER_BYTES))
     try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
+        backend = tokenizers.Tokenizer.from_buffer(text)
     except Exception as error:  # the library knows no other
         raise ModelFileError(f"{path.name} cannot be read: {shown(str(error))}") from error
     backend.no_truncation()

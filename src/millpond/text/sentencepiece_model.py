@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from millpond.errors import ModelFileError
+from millpond.load.mapped import map_file
 from millpond.text.backends import Normalizing
 
 MAX_BYTES = 256 << 20
@@ -31,9 +32,7 @@ class SentencePieceModel:
 
 def read_sentencepiece_model(path: Path) -> SentencePieceModel:
     """Raises ModelFileError, naming the file and the place, for what is cut, malformed or not supported."""
-    data = path.read_bytes()
-    if len(data) > MAX_BYTES:
-        raise ModelFileError(f"{path.name} has {len(data)} bytes, more than the {MAX_BYTES} that a vocabulary may take")
+    data = bytes(map_file(path, MAX_BYTES))
     model = SentencePieceModel()
     try:
         for number, value in _fields(data):
