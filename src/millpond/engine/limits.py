@@ -37,7 +37,7 @@ class RequestLimits:
         self.check_ids(sampling.allowed_token_ids or (), "allowed_token_ids")
         self.check_ids([token_id for token_id, _ in sampling.biases], "logit_bias")
         if sampling.embedding and not self.embedding_size:
-            raise InvalidRequestError("this is a language model and makes no embeddings", "embedding")
+            raise InvalidRequestError("this model makes no embeddings", "embedding")
         length, max_tokens = len(prompt_token_ids), sampling.max_tokens
         if max_tokens is None:
             max_tokens = self.door.max_tokens_that_fit(length)

@@ -94,7 +94,7 @@ def calling_it_input() -> Iterator[None]:
 async def _answer(context: ServeContext, body: EmbeddingRequest) -> Response:
     name, size = context.model_name(body.model), context.engine.limits.embedding_size
     if not size:
-        message = f"{context.model_names[0]} is a language model and makes no embeddings"
+        message = f"{context.model_names[0]} makes no embeddings: it is a language model, or pools in a way of its own"
         return JSONResponse(error_body(message, "invalid_request_error", "model", "not_supported"), 400)
     if body.dimensions is not None and not 1 <= body.dimensions <= size:
         raise InvalidRequestError(f"dimensions must be from 1 to {size}, got {body.dimensions}", "dimensions")
