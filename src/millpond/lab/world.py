@@ -291,7 +291,7 @@ class World:
         if isinstance(self.scheduler.reserve, ChosenReserve):
             self.scheduler.reserve.let_in = next(counts, 0)
         if isinstance(self.scheduler.disk, ChosenDisk):
-            self.scheduler.disk.answers = islice(counts, self._num_answers())
+            self.scheduler.disk.answers = iter(tuple(islice(counts, self._num_answers())))
         if isinstance(self.scheduler.drafter, ChosenDrafts):
             self.scheduler.drafter.counts = counts
         return self.scheduler.schedule()
