@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from millpond.config import EngineConfig
-from millpond.core.disk_prefixes import DiskPrefixes
+from millpond.core.disk_prefixes import PrefixDisk
 from millpond.core.policies import make_policy
 from millpond.core.reserve import make_reserve
 from millpond.core.scheduler import Scheduler
@@ -18,7 +18,7 @@ def make_scheduler(
     *,
     prefix_cache: bool,
     drafter: Drafter | None = None,
-    disk: DiskPrefixes | None = None,
+    disk: PrefixDisk | None = None,
     scheduler_type: Callable[..., Scheduler] = Scheduler,
 ) -> Scheduler:
     """What guesses and what is findable are the caller's to say, as not every runner can do it.
