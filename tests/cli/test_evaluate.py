@@ -140,6 +140,23 @@ def test_what_cannot_be_measured_is_refused_in_one_line(capsys, folder, argument
     assert not list(folder.glob("x*"))
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--reference-model", "smollm2"],
+        ["--reference-dtype", "auto"],
+        ["--reference-kv-dtype", "int8"],
+        ["--context", "32"],
+        ["--context", "512"],
+    ],
+    ids=" ".join,
+)
+def test_beside_a_file_an_option_that_describes_another_reference_is_wrong_usage(capsys, folder, option):
+    arguments = ["eval", "kl", "--reference", str(folder / "none.kld"), "--model", str(folder / "tiny.gguf"), *option]
+    assert run(arguments, {}) == 2
+    assert f"'{option[0]}': it is not used with --reference" in capsys.readouterr().err
+
+
 def test_a_reference_of_another_vocabulary_is_refused_with_both_numbers(capsys, folder, windows):
     from millpond.runner.logits_file import create_logits_file
 
