@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millpond.cli.eval_perplexity import WINDOWS, Chunks, Context, MaxModelLen, Side, read_text, run, save
+from millpond.cli.eval_perplexity import WINDOWS, Context, MaxModelLen, Side, Windows, read_text, run, save
 from millpond.cli.options import DEFAULT_MODEL, DEFAULTS, Dtype, Isa, KVDtype, ModelOption, Quantize, Threads, examples
 from millpond.cli.settings import Settings
 from millpond.cli.traffic import is_given
@@ -79,7 +79,7 @@ def kl(
         str, typer.Option("--reference-kv-dtype", metavar="|".join(KV_DTYPES), help="The reference's keys and values.")
     ] = DEFAULTS.kv_dtype,
     window_tokens: Context = 512,
-    chunks: Chunks = None,
+    num_windows: Windows = None,
     max_model_len: MaxModelLen = None,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
@@ -93,12 +93,13 @@ def kl(
         check_beside_file(context)
         if text is not None:
             raise ConfigError("--reference holds the text as well; give no other")
-        measured = against_file(side, reference, chunks, settings)
+        measured = against_file(side, reference, num_windows, settings)
     else:
         if text is None:
             raise ConfigError("give a TEXT, or a --reference that holds one")
         base = Side(reference_model or model, reference_dtype, reference_kv_dtype, DEFAULTS.quantize, *common)
-        measured = against_model(side, base, text, WindowPlan(context=window_tokens, num_windows=chunks), settings)
+        plan = WindowPlan(context=window_tokens, num_windows=num_windows)
+        measured = against_model(side, base, text, plan, settings)
     typer.echo(json.dumps(measured)) if as_json else show(measured)
 
 
@@ -130,12 +131,12 @@ def against_model(side: Side, base: Side, text: str, plan: WindowPlan, settings:
     return {**measured, **side.as_json(), "reference": base.as_json()}
 
 
-def against_file(side: Side, path: Path, chunks: int | None, settings: Settings) -> dict[str, Any]:
+def against_file(side: Side, path: Path, num_windows: int | None, settings: Settings) -> dict[str, Any]:
     from millpond.runner.logits_file import open_logits_file
 
     file = open_logits_file(path)
     with side.engine(file.context, settings) as engine:
-        measured = compare(engine, file, file.windows[:chunks])
+        measured = compare(engine, file, file.windows[:num_windows])
     return {**measured, **side.as_json(), "reference": {"file": path.name}}
 
 
