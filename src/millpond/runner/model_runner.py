@@ -366,5 +366,4 @@ def tile_loader(
 
 def is_special(admission: Admission) -> bool:
     """Whether a request's rows want more than the compiled sampler does for all of them."""
-    wants_scores = admission.sampling.logprobs is not None or admission.sampling.prompt_logprobs is not None
-    return wants_scores or admission.mask is not None or admission.sampling.embedding
+    return admission.sampling.wants_scores or admission.mask is not None
