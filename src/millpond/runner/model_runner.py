@@ -320,8 +320,8 @@ class ModelRunner:
             rows.append(scratch.logits[: len(part), : self._vocab_size].copy())
         return np.concatenate(rows)
 
-    def watch_prompts(self, watcher: Watcher | None) -> None:
-        """Have the logits of all scored prompts shown to somebody, or to nobody any more."""
+    def watch_prompts(self, watcher: Watcher) -> None:
+        """Have the logits of all scored prompts shown to somebody."""
         self._prompts.watcher = watcher
 
     @property
