@@ -178,7 +178,7 @@ class Inside:
             "deadlines": len(async_engine._deadlines),
             "metrics": list(async_engine.metrics._requests),
             "timelines": [each.request_id for each in async_engine.timelines.unfinished],
-            "runner": [name for name in inner._special.values() if name not in engine._unheard],
+            "runner": [name for name, _ in inner._special.values() if name not in engine._unheard],
             "masks": list(inner.sampler._masks.keys() - inner._special),
             "scores": [*inner.sampler._num_top.keys() - inner._special, *inner.sampler._raw_rows],
             "prompts": list(inner._prompts._prompts.keys() - inner._special),

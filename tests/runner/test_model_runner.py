@@ -113,7 +113,7 @@ def test_on_the_fast_path_the_logits_stay_near_those_of_the_plain_forward_pass(p
     expected = expected_logits(weights, tokens, shape)
     got = tiny_runner(path, isa=isa).logits(tokens)
     assert (got - expected).std() < MAX_FAST_ERROR * expected.std()
-    assert (got.argmax(axis=1) == expected.argmax(axis=1)).mean() > 0.92
+    assert (got.argmax(axis=1) == expected.argmax(axis=1)).mean() > 0.9
 
 
 @pytest.mark.parametrize("isa", RUNNABLE_ISAS)

@@ -54,7 +54,7 @@ EVERY_FIELD = {
 
 
 def test_every_sampling_field_reaches_the_engine():
-    assert EVERY_FIELD.keys() | {"logprobs"} == {field.name for field in fields(SamplingParams)}
+    assert EVERY_FIELD.keys() | {"logprobs", "embedding"} == {field.name for field in fields(SamplingParams)}
     expected = SamplingParams(**{**EVERY_FIELD, "logit_bias": {12: -100, 5: 1.5}})
     assert completion(**EVERY_FIELD).sampling() == expected
     assert chat(**EVERY_FIELD).sampling() == expected
