@@ -143,7 +143,6 @@ def build_engine(
     runner = _build_runner(file, figures, config, plan, tokenizer.vocab_size, cache_dir, notify, progress)
     scheduler = make_scheduler(
         config,
-        prefix_cache=config.prefix_cache,
         drafter=PromptLookup(config.speculative_tokens) if config.speculative == "ngram" else None,
         disk=None if config.prefix_dir is None else open_disk(config.prefix_dir, file.paths, config, runner),
     )
