@@ -304,7 +304,7 @@ def _told_of_compilation(notify: Notify) -> Iterator[None]:
         def on_start(self, event: Any) -> None:
             if not self.told:
                 self.told = True
-                notify("compiling kernels for this processor (once for each kind of model; ten seconds of two quiet cores, or more) ...")
+                notify("compiling kernels for this processor (once for each kind of model; ten seconds or more) ...")
 
         def on_end(self, event: Any) -> None:
             """A compilation that ended needs no word."""
