@@ -142,7 +142,7 @@ def test_a_namespace_that_holds_itself_is_stopped():
 @pytest.mark.parametrize(
     "work",
     [
-        "range(999) | sum", "range(999) | list", "m | sum", "m | map('string') | join", "m | select('odd') | list",
+        "range(999) | sum", "range(999) | list", "m | sum", "m | map('string') | join", "m | select('even') | list",
         "m | reverse | sum", "m.count('x')", "m[1:]", "m == [2] * 999", "2 in m", "t.find('y')", "t.split('y')",
         "t | upper", "t | tojson", "'y' in t", "t == t[:-1] ~ 'x'", "t | length if t | trim", "{}.fromkeys(range(999))",
         "m + m", "m | batch(1) | list", "t ~ ''", "m | join", "m | max", "t is in([t ~ 'x'])",
@@ -161,7 +161,8 @@ def test_what_a_buffer_collects_takes_steps_too():
     with pytest.raises(InvalidRequestError, match="more than 1500 steps"):
         render("{% set t = 'x' * 9999 %}" + block, max_steps=1500)
     with pytest.raises(InvalidRequestError, match="more than 1500 steps"):
-        render(block.replace("{{ t }}", "x" * 9999), max_steps=1500)
+        late = "{{ raise_exception('too late') }}{% endset %}"
+        render(block.replace("{{ t }}", "x" * 9999).replace("{% endset %}", late), max_steps=1500)
 
 
 def test_adding_up_lists_is_charged_for_every_copy():

@@ -73,7 +73,7 @@ class Budget:
             if isinstance(each, Mapping):
                 stack += [*each.keys(), *each.values()]
             elif isinstance(each, Namespace):
-                stack.append(each._Namespace__attrs)  # type: ignore[attr-defined]
+                stack.append(each._Namespace__attrs)
             elif isinstance(each, _HOLDERS) and not isinstance(each, bytes | range):
                 stack += each
         self.take(size // rate)

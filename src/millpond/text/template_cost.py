@@ -67,7 +67,7 @@ def _grows(loop: nodes.For) -> bool:
     return any(_is_growing(each.node) for each in carried)
 
 
-def _is_growing(value: nodes.Expr) -> bool:
+def _is_growing(value: nodes.Node) -> bool:
     parts = [value, *value.find_all(nodes.Expr)]
     sums = [each for each in parts if isinstance(each, nodes.Add)]
     if any(isinstance(each, _GROWING) or (isinstance(each, nodes.Call) and _makes(each)) for each in parts):

@@ -74,7 +74,7 @@ def _charged(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
             value = list(counted(context, value)) if isinstance(value, Iterator) else value
             size = budget.measured([value, *args, *kwargs.values()], rate)
             budget.charge(_GROWTH[name](budget, size, value, *args, **kwargs) if name in _GROWTH else 0)
-        given = {None: [], "context": [context], "eval_context": [context.eval_ctx]}
+        given: dict[str | None, list[Any]] = {None: [], "context": [context], "eval_context": [context.eval_ctx]}
         first = given.get(wants.name if wants else None, [context.environment])
         result = run(*first, value, *args, **kwargs)
         if isinstance(result, Iterator):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
 from jinja2 import nodes, pass_context
 from jinja2.ext import Extension, loopcontrols
@@ -43,7 +43,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         for name in _DROPPED_GLOBALS:
             del self.globals[name]
         charge_filters(self.filters)
-        charge_tests(self.tests)
+        charge_tests(cast(dict[str, Callable[..., Any]], self.tests))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         budget: Budget = context[BUDGET]
@@ -173,8 +173,8 @@ class _Charges(NodeTransformer):
         return node
 
 
-def _filter(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
+def _filter(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(cast(nodes.Expr, node), name, list(args), [], None, None, lineno=node.lineno)
 
 
 class _GenerationTag(Extension):
