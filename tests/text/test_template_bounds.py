@@ -158,11 +158,12 @@ def test_work_inside_filters_calls_and_operators_takes_steps(work):
 
 def test_what_a_buffer_collects_takes_steps_too():
     block = "{% set a %}{% for i in range(500) %}{{ t }}{% endfor %}{% endset %}x"
+    late = "{{ raise_exception('too late') }}{% endset %}"
+    literal = block.replace("{{ t }}", "x" * 9999).replace("{% endset %}", late)
     with pytest.raises(InvalidRequestError, match="more than 1500 steps"):
         render("{% set t = 'x' * 9999 %}" + block, max_steps=1500)
     with pytest.raises(InvalidRequestError, match="more than 1500 steps"):
-        late = "{{ raise_exception('too late') }}{% endset %}"
-        render(block.replace("{{ t }}", "x" * 9999).replace("{% endset %}", late), max_steps=1500)
+        render(literal, max_steps=1500)
 
 
 def test_adding_up_lists_is_charged_for_every_copy():

@@ -31,14 +31,16 @@ _TEMPLATE_FAULTS = (
 class ChatTemplate:
     """A chat template, compiled once; safe to use from several threads at once.
 
-    It runs as it does in transformers: the same sandbox, whitespace rules, filters and functions. A template of
+    It runs as it does in transformers: the same sandbox, whitespace rules, filters and functions, but
+    for a few that no prompt needs. A template of
     None is a model without one. special_tokens are the texts of bos_token, eos_token and so on; `now` is the clock
     of strftime_now. ModelFileError for a syntax error. tool_template takes its place where there are tools; kept_text
     matches the special tokens that a message may spell without their becoming special.
 
-    A template cannot wait and has no unbounded loop, but it can nest loops and call itself, so a rendering may take
-    at most max_steps turns of loops and calls, and give at most max_characters. is_cheap says that what it takes grows
-    with the messages alone: no loop in a loop, nothing that calls itself, and no arithmetic on texts.
+    A template cannot wait and has no unbounded loop, but it can nest loops, call itself and make long values, so a
+    rendering may take at most max_steps turns of loops, calls, and parts of the work of filters and operators
+    (`text/template_budget.py`), and give at most max_characters, as may each value that it makes. is_cheap says that
+    what it takes grows with the messages alone (`text/template_cost.py`).
     """
 
     def __init__(
