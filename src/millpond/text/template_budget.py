@@ -68,7 +68,7 @@ class Budget:
             size += NODE + flat_size(each)
             if size > most:
                 raise Refusal(f"the chat template took more than {self._limit} steps, by a value that is too large")
-            if isinstance(each, str | int | None):
+            if each is None or isinstance(each, (str, int)):
                 continue
             if isinstance(each, Mapping):
                 stack += [*each.keys(), *each.values()]
