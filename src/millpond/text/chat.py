@@ -2,44 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes, pass_context
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError, TemplateSyntaxError
 
 from millpond.errors import InvalidRequestError, ModelFileError
-from millpond.text.marks import ESCAPED, RenderedChat, marks_for
+from millpond.text.marks import RenderedChat, marks_for
 from millpond.text.messages import normalize_messages
+from millpond.text.template_budget import Budget, Refusal
+from millpond.text.template_cost import is_cheap
+from millpond.text.template_filters import BUDGET
+from millpond.text.template_sandbox import Sandbox
 
 MAX_STEPS = 1_000_000
 MAX_CHARACTERS = 64 * 2**20
 
-_STEPS = "_steps"
 _END_MARK = "\ue000the answer goes on here\ue000"  # of a private character, so that no template looks for it
 # What a template's own expressions can raise: it is a program, and the messages are its input.
 _TEMPLATE_FAULTS = (
-    TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError,
+    TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, NameError, RecursionError, TypeError,
+    ValueError,
 )  # fmt: skip
 
 
 class ChatTemplate:
     """A chat template, compiled once; safe to use from several threads at once.
 
-    It runs as it does in transformers: the same sandbox, whitespace rules, filters and functions. A template of
+    It runs as it does in transformers: the same sandbox, whitespace rules, filters and functions, but
+    for a few that no prompt needs. A template of
     None is a model without one. special_tokens are the texts of bos_token, eos_token and so on; `now` is the clock
     of strftime_now. ModelFileError for a syntax error. tool_template takes its place where there are tools; kept_text
     matches the special tokens that a message may spell without their becoming special.
 
-    A template cannot wait and has no unbounded loop, but it can nest loops and call itself, so a rendering may take
-    at most max_steps turns of loops and calls, and give at most max_characters. is_cheap says that what it takes grows
-    with the messages alone: no loop in a loop, nothing that calls itself, and no arithmetic on texts.
+    A template cannot wait and has no unbounded loop, but it can nest loops, call itself and make long values, so a
+    rendering may take at most max_steps turns of loops, calls, and parts of the work of filters and operators
+    (`text/template_budget.py`), and give at most max_characters, as may each value that it makes. is_cheap says that
+    what it takes grows with the messages alone (`text/template_cost.py`).
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class ChatTemplate:
         self._template = None if template is None else _compile(template, now)
         self._tool_template = None if tool_template is None else _compile(tool_template, now)
         self._kept_text = kept_text
-        self.is_cheap = all(map(_is_cheap, given))
+        self.is_cheap = all(map(is_cheap, given))
 
     @property
     def is_missing(self) -> bool:
@@ -98,13 +99,13 @@ class ChatTemplate:
             **given,
             "messages": _marked(given["messages"], continue_final_message),
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
-            _STEPS: _Steps(self._max_steps),
+            BUDGET: Budget(self._max_steps, self._max_characters),
         }
         try:
             text = self._joined(template.generate(variables))
             text = _before_mark(text) if continue_final_message else text
             return marks.taken_out(text) if marks else RenderedChat(text)
-        except _Refusal as refusal:
+        except Refusal as refusal:
             raise InvalidRequestError(str(refusal), "messages") from refusal
         except _TEMPLATE_FAULTS as error:
             message = f"the model's chat template failed on these messages: {str(error) or type(error).__name__}"
@@ -121,7 +122,7 @@ class ChatTemplate:
         for piece in pieces:
             num_characters += len(piece)
             if num_characters > self._max_characters:
-                raise _Refusal(f"the chat template gave more than {self._max_characters} characters")
+                raise Refusal(f"the chat template gave more than {self._max_characters} characters")
             parts.append(piece)
         return "".join(parts)
 
@@ -145,96 +146,21 @@ def _before_mark(text: str) -> str:
     return text[:place]
 
 
-class _Refusal(TemplateError):
-    """The template, or a bound on it, refuses the messages."""
-
-
-class _Steps:
-    """What is left of one rendering's steps."""
-
-    __slots__ = ("_left", "_limit")
-
-    def __init__(self, limit: int) -> None:
-        self._left = self._limit = limit
-
-    def take(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise _Refusal(f"the chat template took more than {self._limit} steps")
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with every call counted as a step."""
-
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        __context[_STEPS].take()
-        return super().call(__context, __obj, *args, **kwargs)
-
-
-class _GenerationTag(Extension):
-    """{% generation %}...{% endgeneration %} marks the assistant's words for training; here it is only a scope."""
-
-    tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
 def _compile(source: str, now: Callable[[], datetime]) -> Any:
     def strftime_now(pattern: str) -> str:
         return now().strftime(pattern)
 
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
-    environment.filters.update(tojson=_to_json, counted=_counted)
-    environment.globals.update(raise_exception=_raise_exception, strftime_now=strftime_now)
+    sandbox = Sandbox()
+    sandbox.globals.update(raise_exception=_raise_exception, strftime_now=strftime_now)
     try:
-        tree = environment.parse(source)
-        for loop in tree.find_all(nodes.For):
-            loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
-        tree.set_environment(environment)
-        return environment.from_string(tree)
+        return sandbox.from_string(sandbox.charged(source))
     except TemplateSyntaxError as error:
         raise ModelFileError(f"the chat template has an error in line {error.lineno}: {error.message}") from error
+    except ValueError as error:  # a number that Python does not read
+        raise ModelFileError(f"the chat template has an error: {error}") from error
     except (SyntaxError, RecursionError) as error:  # jinja2 writes Python, which bounds how deep blocks may nest
         raise ModelFileError(f"the chat template is nested too deep: {error}") from error
 
 
-# What may take longer than its input is long. `-` and `+` are common, and harmless but for a loop around them.
-_COSTLY = (nodes.Macro, nodes.CallBlock, nodes.Mul, nodes.Pow, nodes.Include, nodes.Import, nodes.FromImport)
-
-
-def _is_cheap(source: str) -> bool:
-    tree = _Environment(extensions=[_GenerationTag, loopcontrols]).parse(source)
-    if any(tree.find(kind) for kind in _COSTLY) or any(name.name == "range" for name in tree.find_all(nodes.Name)):
-        return False
-    return not any(loop.recursive or _has_loop(loop) for loop in tree.find_all(nodes.For))
-
-
-def _has_loop(loop: nodes.For) -> bool:
-    return any(part.find(nodes.For) or isinstance(part, nodes.For) for part in [*loop.body, *loop.else_])
-
-
-@pass_context
-def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
-    steps = context[_STEPS]
-    for item in items:
-        steps.take()
-        yield item
-
-
 def _raise_exception(message: str) -> None:
-    raise _Refusal(message)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Plain JSON: jinja2's own filter escapes < and > for HTML, which a model was never trained on."""
-    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    return ESCAPED.sub(lambda match: chr(int(match[1], 16)), text) if ensure_ascii else text
+    raise Refusal(message)
