@@ -10,6 +10,7 @@ import pytest
 
 from millpond.build import build_model_runner
 from millpond.cli.app import run
+from millpond.cli.eval_perplexity import as_line
 from millpond.config import EngineConfig
 from millpond.lab.evaluation import text_tokens
 from millpond.load.gguf import open_gguf
@@ -143,7 +144,38 @@ def test_what_cannot_be_measured_is_refused_in_one_line(capsys, folder, argument
 def test_a_reference_of_another_vocabulary_is_refused_with_both_numbers(capsys, folder, windows):
     from millpond.runner.logits_file import create_logits_file
 
-    create_logits_file(folder / "other.kld", windows, 300).flush()
+    file = create_logits_file(folder / "other.kld", windows, 300)
+    for window in range(len(windows)):
+        file.put(window, CONTEXT // 2, np.zeros((CONTEXT // 2, 300), np.float32))
+    file.flush()
     arguments = ["eval", "kl", "--reference", str(folder / "other.kld"), "--model", str(folder / "tiny.gguf")]
     assert run(arguments, {}) == 1
     assert "a vocabulary of 300 tokens and the model one of 267" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ([0, 1e30], "its lowest log probability 1e+30"),
+        ([np.nan, -16], "its step is nan"),
+        ([0, 0], "its probabilities sum to 267, not to 1"),
+    ],
+)
+def test_a_reference_with_a_damaged_row_is_refused_before_a_model_is_loaded(capsys, folder, windows, figures, said):
+    from millpond.runner.logits_file import create_logits_file
+
+    file = create_logits_file(folder / "damaged.kld", windows, 267)
+    for window in range(len(windows)):
+        file.put(window, CONTEXT // 2, np.zeros((CONTEXT // 2, 267), np.float32))
+    file.rows[1, 3, :4] = np.float32(figures).view(np.uint16)
+    file.flush()
+    arguments = ["eval", "kl", "--reference", str(folder / "damaged.kld"), "--model", "no/such:model.gguf"]
+    assert run(arguments, {}) == 1
+    error = capsys.readouterr().err
+    assert "damaged.kld: row 3 of window 1 is damaged" in error
+    assert said in error
+
+
+def test_what_is_infinite_is_null_in_json():
+    told = json.loads(as_line({"perplexity": math.inf, "kl": {"mean": math.nan, "max": 0.5}, "windows": 2}))
+    assert told == {"perplexity": None, "kl": {"mean": None, "max": 0.5}, "windows": 2}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millpond.cli.eval_perplexity import WINDOWS, Chunks, Context, MaxModelLen, Side, read_text, run, save
+from millpond.cli.eval_perplexity import WINDOWS, Chunks, Context, MaxModelLen, Side, as_line, read_text, run, save
 from millpond.cli.options import DEFAULT_MODEL, DEFAULTS, Dtype, Isa, KVDtype, ModelOption, Quantize, Threads, examples
 from millpond.cli.settings import Settings
 from millpond.config import DTYPES, KV_DTYPES
@@ -90,7 +89,7 @@ def kl(
             raise ConfigError("give a TEXT, or a --reference that holds one")
         base = Side(reference_model or model, reference_dtype, reference_kv_dtype, DEFAULTS.quantize, *common)
         measured = against_model(side, base, text, WindowPlan(context=window, num_windows=chunks), settings)
-    typer.echo(json.dumps(measured)) if as_json else show(measured)
+    typer.echo(as_line(measured)) if as_json else show(measured)
 
 
 def against_model(side: Side, base: Side, text: str, plan: WindowPlan, settings: Settings) -> dict[str, Any]:
@@ -117,9 +116,21 @@ def against_file(side: Side, path: Path, chunks: int | None, settings: Settings)
     from millpond.runner.logits_file import open_logits_file
 
     file = open_logits_file(path)
+    check_rows(file, chunks)
     with side.engine(file.context, settings) as engine:
         measured = compare(engine, file, file.windows[:chunks])
     return {**measured, **side.as_json(), "reference": {"file": path.name}}
+
+
+def check_rows(file: LogitsFile, windows: int | None) -> None:
+    """Look at what will be compared with before a model is loaded, under a progress bar."""
+    from millpond.cli.progress import advancing_bar
+
+    count = len(file.rows[:windows])
+    with advancing_bar(count, "checking the reference") as advance:
+        for window in range(count):
+            file.check(window)
+            advance(window + 1)
 
 
 def check_same(token_ids: Sequence[int], reference: Sequence[int], name: str) -> None:

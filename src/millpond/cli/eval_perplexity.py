@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import shutil
 import sys
 import time
@@ -181,7 +182,7 @@ def perplexity(
     figures = Perplexity.of(logprobs)
     if as_json:
         about = {"windows": len(windows), "context": window, "stride": stride, "seconds": round(seconds, 3)}
-        typer.echo(json.dumps({**asdict(figures), **side.as_json(), **about}))
+        typer.echo(as_line({**asdict(figures), **side.as_json(), **about}))
         return
     counted = "their second halves" if stride is None else f"their last {stride} tokens"
     typer.echo(f"perplexity {figures.perplexity:.4f} ± {figures.error:.4f}")
@@ -190,6 +191,17 @@ def perplexity(
         f"{seconds:.1f} s, {len(windows) * window / seconds:,.0f} tokens/s",
         err=True,
     )
+
+
+def as_line(measured: dict[str, Any]) -> str:
+    """The figures as JSON, which has no number for what is infinite: null."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: plain(each) for name, each in value.items()}
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(plain(measured), allow_nan=False)
 
 
 def save(engine: Engine, windows: Sequence[Sequence[int]], counted: range, path: Path) -> list[float]:

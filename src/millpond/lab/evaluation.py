@@ -129,7 +129,8 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """exp of the mean negative log probability of the tokens that count, and its standard error."""
+    """exp of the mean negative log probability of the tokens that count, and its standard error.
+    Both are infinite where no float64 holds them."""
 
     perplexity: float
     error: float
@@ -138,5 +139,8 @@ class Perplexity:
     @classmethod
     def of(cls, logprobs: Sequence[float]) -> Perplexity:
         surprise = Estimate.of([-logprob for logprob in logprobs])
-        perplexity = math.exp(surprise.mean)
+        try:
+            perplexity = math.exp(surprise.mean)
+        except OverflowError:
+            return cls(math.inf, math.inf, len(logprobs))
         return cls(perplexity, surprise.error * perplexity, len(logprobs))
