@@ -146,7 +146,6 @@ def build_engine(
     runner = _build_runner(file, figures, config, plan, tokenizer.vocab_size, cache_dir, notify, progress)
     scheduler = make_scheduler(
         config,
-        prefix_cache=config.prefix_cache,
         drafter=PromptLookup(config.speculative_tokens) if config.speculative == "ngram" else None,
         disk=None if config.prefix_dir is None else open_disk(config.prefix_dir, file.paths, config, runner),
     )
@@ -308,7 +307,7 @@ def _told_of_compilation(notify: Notify) -> Iterator[None]:
         def on_start(self, event: Any) -> None:
             if not self.told:
                 self.told = True
-                notify("compiling kernels for this processor (only the first time; about 10 seconds) ...")
+                notify("compiling kernels for this processor (once for each kind of model; ten seconds of two quiet cores, or more) ...")
 
         def on_end(self, event: Any) -> None:
             """A compilation that ended needs no word."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,9 +19,10 @@ from millpond.config import EngineConfig
 from millpond.core.request import FinishReason
 from millpond.core.sampling import SamplingParams
 from millpond.core.step import TokenScore
+from millpond.engine.embeddings import embedding_params, numbers_of, shortened
 from millpond.engine.engine import Engine
 from millpond.engine.outputs import RequestOutput
-from millpond.errors import EngineDeadError, InvalidRequestError
+from millpond.errors import EngineDeadError, EngineError, InvalidRequestError
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
@@ -78,6 +79,15 @@ class Completion:
         self.outputs[index].add(output)
         if output.prompt_scores is not None and self.prompt_logprobs is None:
             self.prompt_logprobs = [None, *output.prompt_scores]
+
+
+class Asked(NamedTuple):
+    """A prompt, and how it is to be answered."""
+
+    completion: Completion
+    sampling: SamplingParams
+    priority: int
+    tenant: str
 
 
 class LLM:
@@ -161,6 +171,28 @@ class LLM:
             completions.append(Completion(self._next_id(), text, token_ids))
         return self._run(completions, sampling_params, priority, tenant, progress)
 
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, progress: bool | None = None
+    ) -> list[list[float]]:
+        """The vector of each prompt (text or token ids), in order, of a model that is made for embeddings.
+
+        Each has length 1; with dimensions it is so many of the first numbers, of length 1 again. progress and Ctrl-C
+        are as in generate. Raises InvalidRequestError before anything runs, for a language model too; EngineError
+        where a prompt fails, EngineDeadError after close().
+        """
+        completions = [self._completion(prompt) for prompt in _as_list(prompts)]
+        self.engine.limits.check_dimensions(dimensions)
+        found: dict[str, bytes] = {}
+
+        def take(output: RequestOutput) -> None:
+            if output.embedding is None:
+                raise EngineError(f"no embedding came of {output.request_id}: {output.error}")
+            found[output.request_id] = output.embedding
+
+        asked = [Asked(each, embedding_params(), 0, "") for each in completions]
+        self._answer(asked, lambda completion, index: take, "embedding", progress)
+        return [numbers_of(shortened(found[each.request_id], dimensions)) for each in completions]
+
     def _next_id(self) -> str:
         return f"llm-{next(self._numbers)}"
 
@@ -177,12 +209,26 @@ class LLM:
         tenant: str | Sequence[str] | None,
         progress: bool | None,
     ) -> list[Completion]:
-        if self._is_closed:
-            raise EngineDeadError("this LLM has been closed: make another one")
-        count, limits = len(completions), self.engine.limits
+        count = len(completions)
         samplings = _one_for_each("sampling_params", sampling_params, count, SamplingParams())
         priorities, tenants = _one_for_each("priority", priority, count, 0), _one_for_each("tenant", tenant, count, "")
-        asked = list(zip(completions, samplings, priorities, tenants, strict=True))
+        if any(sampling.embedding for sampling in samplings):
+            raise InvalidRequestError("a completion has no place for an embedding: ask LLM.embed for it", "embedding")
+        asked = list(map(Asked, completions, samplings, priorities, tenants))
+        self._answer(asked, lambda completion, index: partial(completion.add, index), "generating", progress)
+        return completions
+
+    def _answer(
+        self,
+        asked: Sequence[Asked],
+        taker: Callable[[Completion, int], Callable[[RequestOutput], None]],
+        what: str,
+        progress: bool | None,
+    ) -> None:
+        """Have it all answered; taker says who takes the outputs of a completion's answer of that index."""
+        if self._is_closed:
+            raise EngineDeadError("this LLM has been closed: make another one")
+        limits = self.engine.limits
         for completion, sampling, of_priority, of_tenant in asked:
             limits.check(completion.prompt_token_ids, sampling)
             limits.check_priority(of_priority)
@@ -194,15 +240,14 @@ class LLM:
                 for index, (request_id, choice) in enumerate(completion.choices(sampling).items()):
                     prompt = completion.prompt_token_ids
                     self.engine.add_request(request_id, prompt, choice, priority=of_priority, tenant=of_tenant)
-                    takers[request_id] = partial(completion.add, index)
-            self._turn(takers, progress)
+                    takers[request_id] = taker(completion, index)
+            self._turn(takers, what, progress)
         except BaseException:
             self.engine.abort_all()
             raise
-        return completions
 
-    def _turn(self, takers: Mapping[str, Callable[[RequestOutput], None]], progress: bool | None) -> None:
-        with _progress_bar(len(takers), progress) as advance:
+    def _turn(self, takers: Mapping[str, Callable[[RequestOutput], None]], what: str, progress: bool | None) -> None:
+        with _progress_bar(len(takers), what, progress) as advance:
             while self.engine.has_unfinished:
                 for output in self.engine.step():
                     takers[output.request_id](output)
@@ -260,18 +305,13 @@ def _one_for_each(name: str, given: T | Sequence[T] | None, count: int, default:
 
 
 @contextmanager
-def _progress_bar(num_prompts: int, wanted: bool | None) -> Iterator[Callable[[RequestOutput], None]]:
-    """A bar of prompts done and tokens generated, on standard error; None means on a terminal only."""
+def _progress_bar(num_prompts: int, what: str, wanted: bool | None) -> Iterator[Callable[[RequestOutput], None]]:
+    """A bar of prompts done and, where some are, tokens generated, on standard error; None means on a terminal only."""
     console = Console(stderr=True)
     shown = console.is_terminal if wanted is None else wanted
-    columns = (
-        TextColumn("generating"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[tokens]} tokens"),
-    )
-    with Progress(*columns, console=console, disable=not shown) as bar:
+    columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    counted = (TextColumn("{task.fields[tokens]} tokens"),) if what == "generating" else ()
+    with Progress(*columns, *counted, console=console, disable=not shown) as bar:
         task = bar.add_task("", total=num_prompts, tokens=0)
         tokens = 0
 

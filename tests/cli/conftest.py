@@ -27,6 +27,8 @@ class LetterTokenizer:
 class PlainTemplate:
     """Messages as "role:content|", in order."""
 
+    is_missing = False
+
     def render(self, messages, *, add_generation_prompt=True):
         return "".join(f"{each['role']}:{each['content']}|" for each in messages)
 

@@ -10,6 +10,8 @@ from millpond.config import EngineConfig
 from millpond.lab import bench_prefix, bench_restart
 from millpond.lab.bench_prefix import PrefixRow
 from millpond.lab.bench_restart import RestartRow
+from millpond.load import store
+from tiny_llama import write_tiny_llama
 
 ROW = PrefixRow("shared", 8704, 2032, 7680, 1.5004, 0.25, 100.4, 180.0, 1.7931)
 
@@ -79,6 +81,19 @@ def test_a_restart_is_measured_where_it_is_asked_for(restarted, tmp_path, capsys
     assert json.loads(capsys.readouterr().out) == [RESTART_ROW.as_json()]
 
 
+def test_the_model_of_a_restart_is_the_one_in_the_folder_of_the_settings(restarted, tmp_path, monkeypatch):
+    seen = []
+
+    def resolve(model, *, cache_dir=None, progress=None):
+        seen.append((model, cache_dir))
+        return tmp_path / "tiny.gguf"
+
+    write_tiny_llama(tmp_path / "tiny.gguf")
+    monkeypatch.setattr(store, "resolve", resolve)
+    assert run(["bench", "prefix", "--restart", "--json"], {"MILLPOND_CACHE": str(tmp_path / "cache")}) == 0
+    assert seen == [("smollm2", tmp_path / "cache")]
+
+
 def test_a_folder_that_cannot_be_used_is_an_error_of_one_line(restarted, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert run(["bench", "prefix", "--restart", "--cache-dir", str(tmp_path / "file")], {}) == 1
@@ -98,6 +113,7 @@ def test_a_folder_that_cannot_be_used_is_an_error_of_one_line(restarted, tmp_pat
         (["--lengths", "512"], "'--lengths': it is used with --restart alone: add it, or leave this out"),
         (["--cache-dir", "DIR"], "'--cache-dir': it is used with --restart alone: add it, or leave this out"),
         (["--restart", "--cache-dir", ""], "'--cache-dir': the name of the folder is empty"),
+        (["--restart", "--lengths", "512,1k"], "'--lengths': '512,1k' is not a list of numbers"),
     ],
 )
 def test_an_option_that_would_not_be_looked_at_is_wrong_usage(

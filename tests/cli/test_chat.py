@@ -105,3 +105,10 @@ def test_an_answer_that_was_cut_off_says_so(engine, say, capsys):
 def test_a_chat_template_reaches_the_engine(engine, say):
     say("/exit", arguments=("--chat-template", "own.jinja"))
     assert engine.given_template == "own.jinja"
+
+
+def test_a_model_without_a_template_is_refused_before_the_first_line(engine, say, capsys, monkeypatch):
+    monkeypatch.setattr(engine.chat_template, "is_missing", True, raising=False)
+    assert say("hi") == 1
+    assert "has no chat template, so it cannot chat" in capsys.readouterr().err
+    assert engine.prompts == []

@@ -64,7 +64,7 @@ def test_the_perplexity_is_that_of_the_models_logits(capsys, folder, windows):
 
 def test_one_window_can_be_looked_at_alone(capsys, folder, windows):
     path = str(folder / "text.txt")
-    told = command(capsys, folder, "perplexity", path, "--context", str(CONTEXT), "--chunks", "1")
+    told = command(capsys, folder, "perplexity", path, "--context", str(CONTEXT), "--windows", "1")
     logprobs, tokens = logprobs_of(folder, windows[:1])
     assert told["perplexity"] == pytest.approx(math.exp(-logprobs[np.arange(len(tokens)), tokens].mean()), rel=1e-5)
 
@@ -103,7 +103,7 @@ def test_saved_log_probabilities_stand_for_the_reference(capsys, folder, windows
     assert told["reference"] == {"file": "reference.kld"}
     live = command(capsys, folder, "kl", path, "--context", str(CONTEXT))
     assert told["kl"] == live["kl"]
-    few = command(capsys, folder, "kl", "--reference", saved, "--chunks", "2")
+    few = command(capsys, folder, "kl", "--reference", saved, "--windows", "2")
     assert (few["windows"], few["tokens"]) == (2, 2 * len(counted(CONTEXT)))
     itself = command(capsys, folder, "kl", "--reference", saved, "--dtype", "float32")
     assert itself["kl"]["max"] < 1e-5
@@ -139,6 +139,23 @@ def test_what_cannot_be_measured_is_refused_in_one_line(capsys, folder, argument
     assert run(["eval", *(each.format(**places) for each in arguments), *common], {}) == 1
     assert said in capsys.readouterr().err
     assert not list(folder.glob("x*"))
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--reference-model", "smollm2"],
+        ["--reference-dtype", "auto"],
+        ["--reference-kv-dtype", "int8"],
+        ["--context", "32"],
+        ["--context", "512"],
+    ],
+    ids=" ".join,
+)
+def test_beside_a_file_an_option_that_describes_another_reference_is_wrong_usage(capsys, folder, option):
+    arguments = ["eval", "kl", "--reference", str(folder / "none.kld"), "--model", str(folder / "tiny.gguf"), *option]
+    assert run(arguments, {}) == 2
+    assert f"'{option[0]}': it is not used with --reference" in capsys.readouterr().err
 
 
 def test_a_reference_of_another_vocabulary_is_refused_with_both_numbers(capsys, folder, windows):

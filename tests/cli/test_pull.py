@@ -35,7 +35,10 @@ def test_it_prints_where_the_file_is_and_the_licence(fetched, capsys):
 
 def test_the_licence_of_gemma_is_named_with_its_terms(fetched, capsys):
     assert run(["pull", "gemma3-270m"], {}) == 0
-    assert "licence: Gemma Terms of Use, https://ai.google.dev/gemma/terms (Gemma 3 270M)" in capsys.readouterr().err
+    assert (
+        "licence: Gemma Terms of Use, https://ai.google.dev/gemma/terms (Gemma 3 270M, a base model)"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_cache_folder_comes_from_the_environment(fetched):

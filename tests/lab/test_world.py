@@ -11,7 +11,7 @@ from millpond.core.policies import Fcfs
 from millpond.core.scheduler import Scheduler
 from millpond.errors import InvariantError
 from millpond.lab import world as lab
-from millpond.lab.world import Action, Case, World
+from millpond.lab.world import GOES_ON, Action, Case, World
 
 CASE = Case(num_blocks=3, block_size=2, slots=2, reserve=0, budget=2, most_unfinished=3, most_drafts=1)
 
@@ -175,3 +175,16 @@ def test_a_victim_that_has_generated_is_in_another_state_than_a_newcomer_as_long
 
 def test_names_go_on_behind_z():
     assert [lab.name_of(arrival) for arrival in (0, 25, 26, 53)] == ["a", "z", "a1", "b2"]
+
+
+def test_a_schedule_has_the_guesses_that_it_was_given_where_the_disk_is_not_asked():
+    world = World.empty(Case(6, 1, 1, 0, None, 1, most_drafts=2, prefix_cache=True, disk=True))
+    world.do(Action("add", "a", (1,)))
+    world.do(Action("schedule", numbers=(1, 0)))
+    world.do(Action("update", outcomes=((0, GOES_ON),)))
+    steps = [action for action in world.actions() if action.verb == "schedule"]
+    assert {action.numbers[-1] for action in steps} == {0, 1, 2}
+    for action in steps:
+        after = world.copy()
+        after.do(action)
+        assert after.in_flight.scheduled[0].num_drafts == action.numbers[-1], action

@@ -185,24 +185,30 @@ def test_another_model_under_the_same_name_is_packed_and_takes_the_old_ones_plac
     assert start.told == []
 
 
+def key_of(start):
+    config = read_figures(open_gguf(start.model))
+    return packed.key_of((start.model,), "auto", "auto", "portable", config, "off")
+
+
 def test_a_change_of_the_file_changes_the_key_though_its_size_and_time_are_as_before(start):
-    about, before = start.model.stat(), packed.key_of((start.model,), "auto", "auto", "portable")
+    about, before = start.model.stat(), key_of(start)
     start.model.chmod(0o600 if about.st_mode & 0o077 else 0o640)
     assert start.model.stat().st_mtime_ns == about.st_mtime_ns
-    assert packed.key_of((start.model,), "auto", "auto", "portable") != before
+    assert key_of(start) != before
 
 
 def test_other_contents_change_the_key_though_the_system_says_nothing_of_a_change(start, monkeypatch):
-    about, before = start.model.stat(), packed.key_of((start.model,), "auto", "auto", "portable")
+    about, config = start.model.stat(), read_figures(open_gguf(start.model))
+    before = packed.key_of((start.model,), "auto", "auto", "portable", config, "off")
     change_byte(start.model, about.st_size // 2)
     monkeypatch.setattr(Path, "stat", lambda path: about)
-    assert packed.key_of((start.model,), "auto", "auto", "portable") != before
+    assert packed.key_of((start.model,), "auto", "auto", "portable", config, "off") != before
 
 
 def test_other_figures_change_the_key_for_they_may_be_in_another_file(start):
     config = read_figures(open_gguf(start.model))
     keys = {
-        packed.key_of((start.model,), "auto", "auto", "portable", each)
+        packed.key_of((start.model,), "auto", "auto", "portable", each, "off")
         for each in (config, replace(config, rotary_dims=8))
     }
     assert len(keys) == 2

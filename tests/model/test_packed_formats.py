@@ -171,7 +171,7 @@ def test_weights_under_the_name_of_another_way_to_quantise_are_not_used(start):
 def test_other_contents_of_any_part_change_the_key_though_the_system_says_nothing_of_a_change(start, part, monkeypatch):
     file, config = open_checkpoint(start(sharded).model)
     about = {path: path.stat() for path in file.paths}
-    before = packed.key_of(file.paths, "auto", "auto", "portable", config)
+    before = packed.key_of(file.paths, "auto", "auto", "portable", config, "off")
     path = file.paths[part]
     with path.open("r+b") as changed:
         changed.seek(about[path].st_size // 2)
@@ -180,4 +180,4 @@ def test_other_contents_of_any_part_change_the_key_though_the_system_says_nothin
         changed.write(bytes([byte ^ 1]))
     stat = Path.stat
     monkeypatch.setattr(Path, "stat", lambda path, **options: about.get(path) or stat(path, **options))
-    assert packed.key_of(file.paths, "auto", "auto", "portable", config) != before
+    assert packed.key_of(file.paths, "auto", "auto", "portable", config, "off") != before

@@ -154,7 +154,10 @@ def test_another_model_is_not_found_and_an_unknown_field_is_warned_of():
 def test_a_model_that_is_not_made_for_it_says_so():
     response = post({"model": "tiny", "input": "a"}, embedding_size=0)
     assert response.status_code == 400
-    assert response.json()["error"]["message"] == "tiny is a language model and makes no embeddings"
+    assert (
+        response.json()["error"]["message"]
+        == "tiny makes no embeddings: it is a language model, or pools in a way of its own"
+    )
     assert response.json()["error"]["code"] == "not_supported"
 
 

@@ -9,11 +9,12 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
-from millpond.errors import ModelFileError
+from millpond.errors import InvalidRequestError, ModelFileError
 from millpond.text.tokenizer import Tokenizer
 from tiny_tokenizers import SPECIAL, byte_level
 
 IDS = {token: token_id for token_id, token in enumerate(SPECIAL)}
+NO_TABLE = {"type": "Precompiled", "precompiled_charsmap": ""}
 SETTINGS = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "unk_token": "<unk>"}
 
 
@@ -175,6 +176,50 @@ def test_chat_templates_are_taken_from_where_they_may_be(files, expected, write)
 def test_a_file_that_is_wrong_is_refused_by_its_name(files, message, write):
     with pytest.raises(ModelFileError, match=message):
         Tokenizer.from_folder(write(**files))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda written: written.update(normalizer=NO_TABLE),
+            "cannot be read",
+        ),
+        (lambda written: written.update(pre_tokenizer={"type": "Nothing"}), "cannot be read"),
+        (
+            lambda written: written.update(
+                model={"type": "WordLevel", "vocab": {token: i for i, token in enumerate(IDS)}, "unk_token": "<none>"},
+                post_processor=None,
+            ),
+            "no text can be encoded",
+        ),
+    ],
+)
+def test_a_tokenizer_that_the_library_fails_at_is_refused_and_no_panic_gets_out(write, change, message):
+    written = json.loads(copy().to_str())
+    change(written)
+    folder = write()
+    (folder / "tokenizer.json").write_text(json.dumps(written), encoding="utf-8")
+    with pytest.raises(ModelFileError, match=message):
+        Tokenizer.from_folder(folder)
+
+
+def test_a_text_that_the_library_panics_at_is_the_askers_error(write):
+    written = json.loads(copy().to_str())
+    split = {"type": "Split", "pattern": {"Regex": "(z+)+$x"}, "behavior": "Isolated", "invert": False}
+    written["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, written["pre_tokenizer"]]}
+    folder = write()
+    (folder / "tokenizer.json").write_text(json.dumps(written), encoding="utf-8")
+    tokenizer = Tokenizer.from_folder(folder)
+    with pytest.raises(InvalidRequestError, match="the model's tokenizer cannot encode this text"):
+        tokenizer.encode("z" * 60 + "y")
+
+
+def test_an_empty_template_is_refused(write):
+    folder = write()
+    (folder / "chat_template.jinja").write_text(" \n")
+    with pytest.raises(ModelFileError, match=r"chat_template\.jinja is empty"):
+        Tokenizer.from_folder(folder)
 
 
 def test_a_folder_without_a_tokenizer_says_what_it_lacks(tmp_path):

@@ -137,6 +137,7 @@ def prefix(
     from millpond.lab.bench_prefix import PrefixBench
 
     check_use(context, restart)
+    counts = parse_counts(lengths, "--lengths")
     names = [name.strip() for name in workloads.split(",") if name.strip()]
     config = EngineConfig(
         dtype=dtype,
@@ -147,12 +148,12 @@ def prefix(
         threads=threads,
         isa=isa,
     )
-    engine = loading.open_engine(model, config, context.ensure_object(Settings))
+    settings = context.ensure_object(Settings)
+    engine = loading.open_engine(model, config, settings)
+    # Threads that wait for one another burn processor time; one alone does not.
     clock = time.process_time if engine.config.threads == 1 else time.perf_counter
     if restart:
-        counts = parse_counts(lengths, "--lengths")
-        with counting_bar(len(counts)) as notify, folder_in(cache_dir) as folder:
-            restarted = restart_bench(engine, model, folder).run(counts, rounds, notify)
+        restarted = time_restarts(engine, loading.fetch_model(model, settings), cache_dir, counts, rounds)
         show(restarted, lambda: restart_table(restarted), as_json)
         return
     with counting_bar(len(names)) as notify:
@@ -180,13 +181,21 @@ def folder_in(given: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def restart_bench(engine: Engine, model: str, folder: Path) -> RestartBench:
+def time_restarts(
+    engine: Engine, model: Path, cache_dir: Path | None, counts: Sequence[int], rounds: int
+) -> list[RestartRow]:
+    from millpond.cli.progress import counting_bar
+
+    with counting_bar(len(counts)) as notify, folder_in(cache_dir) as folder:
+        return restart_bench(engine, model, folder).run(counts, rounds, notify)
+
+
+def restart_bench(engine: Engine, model: Path, folder: Path) -> RestartBench:
     from millpond.build import open_disk
     from millpond.lab.bench_restart import RestartBench
-    from millpond.load.store import resolve
     from millpond.model.checkpoint import open_checkpoint
 
-    paths = open_checkpoint(resolve(model))[0].paths
+    paths = open_checkpoint(model)[0].paths
 
     def open_again() -> DiskPrefixes:
         return open_disk(folder, paths, engine.config, cast("ModelRunner", engine.runner))

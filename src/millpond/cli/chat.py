@@ -31,7 +31,7 @@ from millpond.cli.streaming import answer, chat_prompt, interrupt_flag, write_ou
 from millpond.config import EngineConfig
 from millpond.core.request import FinishReason
 from millpond.core.sampling import SamplingParams
-from millpond.errors import InvalidRequestError
+from millpond.errors import ConfigError, InvalidRequestError
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
@@ -189,6 +189,11 @@ def chat(
         speculative_tokens=speculative_tokens,
     )
     engine = loading.open_engine(model, config, context.ensure_object(Settings), chat_template)
+    if engine.chat_template.is_missing:
+        raise ConfigError(
+            f"{engine.model_name} has no chat template, so it cannot chat: `millpond generate` continues texts "
+            "with a base model like this; or give a template with --chat-template"
+        )
     conversation = Conversation(engine, sampling, write_out, loading.notify, system)
     if sys.stdin.isatty():
         loading.notify(f"{engine.model_name}; /help lists the commands, Ctrl-D leaves")

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millpond.cli.eval_perplexity import WINDOWS, Chunks, Context, MaxModelLen, Side, as_line, read_text, run, save
+from millpond.cli.eval_perplexity import WINDOWS, Context, MaxModelLen, Side, Windows, as_line, read_text, run, save
 from millpond.cli.options import DEFAULT_MODEL, DEFAULTS, Dtype, Isa, KVDtype, ModelOption, Quantize, Threads, examples
 from millpond.cli.settings import Settings
+from millpond.cli.traffic import is_given
 from millpond.config import DTYPES, KV_DTYPES
 from millpond.errors import ConfigError
 
@@ -41,6 +42,13 @@ EXAMPLES = examples(
     "millpond eval kl book.txt --model model-Q4_0.gguf --reference-model model-F16.gguf",
     "millpond eval kl --model smollm2 --reference reference.kld --json",
 )
+# What describes a reference that is computed, by parameter.
+BESIDE_MODEL = {
+    "reference_model": "--reference-model",
+    "reference_dtype": "--reference-dtype",
+    "reference_kv_dtype": "--reference-kv-dtype",
+    "window_tokens": "--context",
+}
 PERCENTILES = (50, 90, 99, 99.9)
 
 
@@ -69,8 +77,8 @@ def kl(
     reference_kv_dtype: Annotated[
         str, typer.Option("--reference-kv-dtype", metavar="|".join(KV_DTYPES), help="The reference's keys and values.")
     ] = DEFAULTS.kv_dtype,
-    window: Context = 512,
-    chunks: Chunks = None,
+    window_tokens: Context = 512,
+    num_windows: Windows = None,
     max_model_len: MaxModelLen = None,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
@@ -81,15 +89,25 @@ def kl(
     settings, common = context.ensure_object(Settings), (threads, isa, max_model_len)
     side = Side(model, dtype, kv_dtype, quantize, *common)
     if reference is not None:
-        if text is not None or reference_model is not None:
-            raise ConfigError("--reference holds the text and what the reference says; give no other")
-        measured = against_file(side, reference, chunks, settings)
+        check_beside_file(context)
+        if text is not None:
+            raise ConfigError("--reference holds the text as well; give no other")
+        measured = against_file(side, reference, num_windows, settings)
     else:
         if text is None:
             raise ConfigError("give a TEXT, or a --reference that holds one")
         base = Side(reference_model or model, reference_dtype, reference_kv_dtype, DEFAULTS.quantize, *common)
-        measured = against_model(side, base, text, WindowPlan(context=window, num_windows=chunks), settings)
+        plan = WindowPlan(context=window_tokens, num_windows=num_windows)
+        measured = against_model(side, base, text, plan, settings)
     typer.echo(as_line(measured)) if as_json else show(measured)
+
+
+def check_beside_file(context: typer.Context) -> None:
+    """Raise BadParameter for an option that describes another reference than a file."""
+    for name, option in BESIDE_MODEL.items():
+        if is_given(context, name):
+            message = "it is not used with --reference, whose file says it: leave out one of the two"
+            raise typer.BadParameter(message, param_hint=f"'{option}'")
 
 
 def against_model(side: Side, base: Side, text: str, plan: WindowPlan, settings: Settings) -> dict[str, Any]:
@@ -112,21 +130,21 @@ def against_model(side: Side, base: Side, text: str, plan: WindowPlan, settings:
     return {**measured, **side.as_json(), "reference": base.as_json()}
 
 
-def against_file(side: Side, path: Path, chunks: int | None, settings: Settings) -> dict[str, Any]:
+def against_file(side: Side, path: Path, num_windows: int | None, settings: Settings) -> dict[str, Any]:
     from millpond.runner.logits_file import open_logits_file
 
     file = open_logits_file(path)
-    check_rows(file, chunks)
+    check_rows(file, num_windows)
     with side.engine(file.context, settings) as engine:
-        measured = compare(engine, file, file.windows[:chunks])
+        measured = compare(engine, file, file.windows[:num_windows])
     return {**measured, **side.as_json(), "reference": {"file": path.name}}
 
 
-def check_rows(file: LogitsFile, windows: int | None) -> None:
+def check_rows(file: LogitsFile, num_windows: int | None) -> None:
     """Look at what will be compared with before a model is loaded, under a progress bar."""
     from millpond.cli.progress import advancing_bar
 
-    count = len(file.rows[:windows])
+    count = len(file.rows[:num_windows])
     with advancing_bar(count, "checking the reference") as advance:
         for window in range(count):
             file.check(window)

@@ -61,8 +61,8 @@ EXAMPLES = examples(
 STEPS_AHEAD = 2
 
 Context = Annotated[int, typer.Option("--context", metavar="N", help="Tokens of a window.")]
-Chunks = Annotated[
-    int | None, typer.Option("--chunks", metavar="N", min=1, help="Most windows to look at [default: all]")
+Windows = Annotated[
+    int | None, typer.Option("--windows", metavar="N", min=1, help="Most windows to look at [default: all]")
 ]
 MaxModelLen = Annotated[
     int | None,
@@ -145,11 +145,11 @@ def perplexity(
     context: typer.Context,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="A file, or - for standard input.")],
     model: ModelOption = DEFAULT_MODEL,
-    window: Context = 512,
+    window_tokens: Context = 512,
     stride: Annotated[
         int | None, typer.Option("--stride", metavar="S", help="From one window to the next [default: --context]")
     ] = None,
-    chunks: Chunks = None,
+    num_windows: Windows = None,
     dtype: Dtype = DEFAULTS.dtype,
     kv_dtype: KVDtype = DEFAULTS.kv_dtype,
     quantize: Quantize = DEFAULTS.quantize,
@@ -171,9 +171,9 @@ def perplexity(
 
     if save_logits is not None and stride is not None:
         raise ConfigError("a file of log probabilities holds windows side by side; leave out --stride or --save-logits")
-    plan, written = WindowPlan(context=window, stride=stride, num_windows=chunks), read_text(text)
+    plan, written = WindowPlan(context=window_tokens, stride=stride, num_windows=num_windows), read_text(text)
     side = Side(model, dtype, kv_dtype, quantize, threads, isa, max_model_len)
-    with side.engine(window, context.ensure_object(Settings)) as engine:
+    with side.engine(window_tokens, context.ensure_object(Settings)) as engine:
         windows = plan.cut(text_tokens(engine.tokenizer, written))
         started = time.perf_counter()
         arguments = engine, windows, plan.counted
@@ -181,14 +181,14 @@ def perplexity(
         seconds = time.perf_counter() - started
     figures = Perplexity.of(logprobs)
     if as_json:
-        about = {"windows": len(windows), "context": window, "stride": stride, "seconds": round(seconds, 3)}
+        about = {"windows": len(windows), "context": window_tokens, "stride": stride, "seconds": round(seconds, 3)}
         typer.echo(as_line({**asdict(figures), **side.as_json(), **about}))
         return
     counted = "their second halves" if stride is None else f"their last {stride} tokens"
     typer.echo(f"perplexity {figures.perplexity:.4f} ± {figures.error:.4f}")
     typer.echo(
-        f"over {figures.num_tokens:,} tokens: {len(windows)} windows of {window}, {counted}; "
-        f"{seconds:.1f} s, {len(windows) * window / seconds:,.0f} tokens/s",
+        f"over {figures.num_tokens:,} tokens: {len(windows)} windows of {window_tokens}, {counted}; "
+        f"{seconds:.1f} s, {len(windows) * window_tokens / seconds:,.0f} tokens/s",
         err=True,
     )
 
@@ -213,7 +213,7 @@ def save(engine: Engine, windows: Sequence[Sequence[int]], counted: range, path:
     if needed > free:
         raise ConfigError(
             f"the log probabilities of {len(windows)} windows take {format_memory(needed)}, and {format_memory(free)} "
-            "are free there; take fewer (--chunks)"
+            "are free there; take fewer (--windows)"
         )
     part = path.with_name(f"{path.name}.part")
     try:

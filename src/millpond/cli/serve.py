@@ -166,6 +166,8 @@ def _serve(given: dict[str, Any], settings: Settings) -> None:
     check_server(host, port, server_config)
     check_tenants([tenant for tenant, _ in config.tenant_weights], len(server_config.api_keys))
     engine = loading.open_engine(model, config, settings, given["chat_template"])
+    if engine.chat_template.is_missing:
+        loading.notify("this model has no chat template, so it only continues texts; --chat-template gives it one")
     listen(engine, host, port, given["served_model_name"] or model, server_config, load, given["log_format"])
 
 

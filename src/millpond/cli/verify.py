@@ -41,6 +41,8 @@ cache       with the prefix cache, first empty and then warm
 resumed     preempted, and resumed from the prefix cache
 guesses     with guesses ahead, right ones and wrong ones
 everything  all of these together, among strangers that come and are aborted
+priority    with priorities, a place for half of them: some give way to others
+fair        the same with tenants
 http        over a loopback socket, whole and streamed
 
 The first number of threads runs all of that, the others only alone and everything; the same bits are expected of all.

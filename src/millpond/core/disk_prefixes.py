@@ -89,6 +89,35 @@ class BlockStore(Protocol):
     def close(self) -> None: ...
 
 
+class PrefixDisk(Protocol):
+    """What a scheduler asks about the disk, and what the engine around it tells of it and ends it by."""
+
+    @property
+    def counters(self) -> DiskCounters: ...
+
+    @property
+    def num_unwritten(self) -> int:
+        """Blocks that are to be kept and are not on disk yet."""
+
+    def fetched(self, request: Request, num_found: int, *, wait: bool) -> tuple[BlockData, ...] | None:
+        """The K/V of the blocks behind those that were found in the pool, as far as it is on disk and whole.
+
+        None while it is on its way, which it is for a bounded time; with wait, it has come.
+        """
+
+    def offer(self, request: Request, index: int, block_id: int) -> None:
+        """The block at an index of a request has become findable."""
+
+    def withdraw(self, block_id: int) -> None:
+        """The block is handed out to be written."""
+
+    def forget(self, request: Request) -> None:
+        """The request has ended."""
+
+    def close(self) -> None:
+        """Write what is still to be written, for some seconds at most; nothing is read or written afterwards."""
+
+
 class _Fetch(NamedTuple):
     """The reading of a request's blocks from index `first` on, begun at some time of the clock."""
 
@@ -99,7 +128,7 @@ class _Fetch(NamedTuple):
 
 
 class DiskPrefixes:
-    """What a scheduler asks about the disk. Owned by the thread that steps."""
+    """A PrefixDisk over a store. Owned by the thread that steps."""
 
     def __init__(self, store: BlockStore, block_size: int, clock: Clock) -> None:
         self.store = store
@@ -113,11 +142,12 @@ class DiskPrefixes:
     def counters(self) -> DiskCounters:
         return self.store.counters
 
-    def fetched(self, request: Request, num_found: int, *, wait: bool) -> tuple[BlockData, ...] | None:
-        """The K/V of the blocks behind those that were found in the pool, as far as it is on disk and whole.
+    @property
+    def num_unwritten(self) -> int:
+        return self.store.num_unwritten
 
-        None while it is on its way, which it is for MOST_FETCH_SECONDS at most; with wait, it has come.
-        """
+    def fetched(self, request: Request, num_found: int, *, wait: bool) -> tuple[BlockData, ...] | None:
+        """As PrefixDisk says; it is on its way for MOST_FETCH_SECONDS at most."""
         if not request.reads_prefix_cache:
             return ()
         fetch = self._fetch
@@ -138,23 +168,19 @@ class DiskPrefixes:
         return data
 
     def offer(self, request: Request, index: int, block_id: int) -> None:
-        """The block at an index of a request has become findable."""
         block = self._block(request, index)
         if block.key not in self.store:
             self.store.offer(block_id, block)
 
     def withdraw(self, block_id: int) -> None:
-        """The block is handed out to be written."""
         self.store.withdraw(block_id)
 
     def forget(self, request: Request) -> None:
-        """The request has ended."""
         self._began.pop(request.request_id, None)
         if self._fetch is not None and self._fetch.request is request:
             self._drop()
 
     def close(self) -> None:
-        """Write what is still to be written, for some seconds at most; nothing is read or written afterwards."""
         self._drop()
         self.store.close()
 

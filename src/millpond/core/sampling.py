@@ -119,6 +119,11 @@ class SamplingParams:
         """logit_bias as pairs of an id and its bias, by rising id."""
         return cast("tuple[tuple[int, float], ...]", self.logit_bias)
 
+    @property
+    def wants_scores(self) -> bool:
+        """Whether a step tells more of the request than its tokens: log probabilities, or an embedding."""
+        return self.logprobs is not None or self.prompt_logprobs is not None or self.embedding
+
     def choices(self) -> tuple[SamplingParams, ...]:
         """One request's worth for each of the n answers: with a seed, answer i is what seed + i gives alone."""
         if self.n == 1:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from millpond.core.block_pool import BlockPool, blocks_for_length, resolve_watermark_blocks
 from millpond.core.counters import SchedulerCounters
-from millpond.core.disk_prefixes import DiskPrefixes
+from millpond.core.disk_prefixes import PrefixDisk
 from millpond.core.displacement import choose_victims, tokens_too_many
 from millpond.core.door import Door
 from millpond.core.notes import Blocked, StepNotes
@@ -60,7 +60,7 @@ class Scheduler:
         drafter: Drafter | None = None,
         prefix_cache: bool = False,
         policy: Policy | None = None,
-        disk: DiskPrefixes | None = None,
+        disk: PrefixDisk | None = None,
     ) -> None:
         sizes = {"block_size": block_size, "max_num_seqs": max_num_seqs, "max_model_len": max_model_len}
         if max_num_batched_tokens is not None:

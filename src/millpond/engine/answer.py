@@ -24,7 +24,7 @@ class Answer:
         self._scores: tuple[TokenScore, ...] = ()
         self._prompt_scores: list[TokenScore] | None = [] if sampling.prompt_logprobs is not None else None
         self._embedding: bytes | None = None
-        self._is_scored = sampling.logprobs is not None or sampling.prompt_logprobs is not None or sampling.embedding
+        self._is_scored = sampling.wants_scores
 
     @property
     def stopped(self) -> bool:

@@ -163,7 +163,7 @@ class Engine:
     @property
     def num_unwritten(self) -> int:
         """Blocks that are to be kept on disk and are not there yet."""
-        return 0 if self.scheduler.disk is None else self.scheduler.disk.store.num_unwritten
+        return 0 if self.scheduler.disk is None else self.scheduler.disk.num_unwritten
 
     def _new_auditor(self) -> Auditor | None:
         return Auditor(self.scheduler) if self.config.audit else None

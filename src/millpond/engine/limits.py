@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from millpond.core.door import Door
 from millpond.core.policies import MOST_PRIORITY
-from millpond.core.sampling import SamplingParams
+from millpond.core.sampling import SamplingParams, check_int
 from millpond.errors import InvalidRequestError, shown
 
 
@@ -36,14 +36,20 @@ class RequestLimits:
         self.check_ids(sampling.stop_token_ids, "stop_token_ids")
         self.check_ids(sampling.allowed_token_ids or (), "allowed_token_ids")
         self.check_ids([token_id for token_id, _ in sampling.biases], "logit_bias")
-        if sampling.embedding and not self.embedding_size:
-            raise InvalidRequestError("this is a language model and makes no embeddings", "embedding")
+        if sampling.embedding:
+            self._check_embeds()
         length, max_tokens = len(prompt_token_ids), sampling.max_tokens
         if max_tokens is None:
             max_tokens = self.door.max_tokens_that_fit(length)
         self.door.check(length, max_tokens)
         self._check_minimum(sampling, max_tokens)
         return max_tokens
+
+    def check_dimensions(self, dimensions: int | None) -> None:
+        """Raise InvalidRequestError for more numbers of an embedding than it has; None is all of them."""
+        self._check_embeds()
+        if dimensions is not None:
+            check_int("dimensions", dimensions, 1, self.embedding_size)
 
     def check_priority(self, priority: int) -> None:
         """Raise InvalidRequestError for a priority out of bounds, or one that would be ignored."""
@@ -71,6 +77,10 @@ class RequestLimits:
         """The tokens that end an answer."""
         ends = frozenset() if sampling.ignore_eos else self.eos_token_ids
         return ends.union(sampling.stop_token_ids)
+
+    def _check_embeds(self) -> None:
+        if not self.embedding_size:
+            raise InvalidRequestError("this is a language model and makes no embeddings", "embedding")
 
     def _check_minimum(self, sampling: SamplingParams, max_tokens: int) -> None:
         if sampling.min_tokens > max_tokens:

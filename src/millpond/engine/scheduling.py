@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from millpond.config import EngineConfig
-from millpond.core.disk_prefixes import DiskPrefixes
+from millpond.core.disk_prefixes import PrefixDisk
 from millpond.core.policies import make_policy
 from millpond.core.reserve import make_reserve
 from millpond.core.scheduler import Scheduler
@@ -16,12 +16,11 @@ from millpond.errors import ConfigError
 def make_scheduler(
     config: EngineConfig,
     *,
-    prefix_cache: bool,
     drafter: Drafter | None = None,
-    disk: DiskPrefixes | None = None,
+    disk: PrefixDisk | None = None,
     scheduler_type: Callable[..., Scheduler] = Scheduler,
 ) -> Scheduler:
-    """What guesses and what is findable are the caller's to say, as not every runner can do it.
+    """What guesses and what is on disk are the caller's to say, as not every runner can do it.
 
     Raises ConfigError where num_blocks or max_model_len are open still, and for a reserve that the pool cannot hold.
     """
@@ -37,7 +36,7 @@ def make_scheduler(
         max_model_len=config.max_model_len,
         reserve=make_reserve(config.num_blocks, config.block_size, config.watermark, config.watermark_blocks),
         drafter=drafter,
-        prefix_cache=prefix_cache,
+        prefix_cache=config.prefix_cache,
         policy=make_policy(config.policy, dict(config.tenant_weights)),
         disk=disk,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 
+from millpond.core.disk_prefixes import DiskCounters
 from millpond.core.request import Request
 from millpond.core.step import BlockData
 
@@ -12,7 +13,7 @@ LATER = 0  # of its answers; n + 1 is n blocks
 
 
 class ChosenDisk:
-    """In the place of DiskPrefixes: for each head that asks it has as many blocks as it is told, now or later.
+    """A PrefixDisk: for each head that asks it has as many blocks as it is told, now or later.
 
     Who has nobody running beside it is waited for, so later is never for it. What it has is right, as a store's checks
     see to, and it has it whatever was offered: other servers may have written it.
@@ -21,6 +22,8 @@ class ChosenDisk:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.answers: Iterator[int] = iter(())
+        self.counters = DiskCounters()  # nobody looks at them
+        self.num_unwritten = 0
 
     def fetched(self, request: Request, num_found: int, *, wait: bool) -> tuple[BlockData, ...] | None:
         size, answer = self.block_size, next(self.answers, LATER + 1)
@@ -39,3 +42,6 @@ class ChosenDisk:
 
     def forget(self, request: Request) -> None:
         """Nothing is on its way."""
+
+    def close(self) -> None:
+        """Nothing is to be written."""

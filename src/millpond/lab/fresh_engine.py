@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from millpond.core.disk_prefixes import DiskPrefixes
+from millpond.core.disk_prefixes import PrefixDisk
 from millpond.core.scheduler import Scheduler
 from millpond.core.speculation import Drafter
 from millpond.core.step import Runner
@@ -21,7 +21,7 @@ def engine_over(
     scheduler_type: Callable[..., Scheduler] = Scheduler,
     drafter: Drafter | None = None,
     prefix_cache: bool = False,
-    disk: DiskPrefixes | None = None,
+    disk: PrefixDisk | None = None,
     **sizes: Any,
 ) -> Engine:
     """A fresh engine with a scheduler of its own over the base's runner, its sizes at most the base's, with no reserve
@@ -34,9 +34,7 @@ def engine_over(
     config = dataclasses.replace(base.config, **{**settings, **sizes})
     return Engine(
         config=config,
-        scheduler=make_scheduler(
-            config, prefix_cache=prefix_cache, drafter=drafter, disk=disk, scheduler_type=scheduler_type
-        ),
+        scheduler=make_scheduler(config, drafter=drafter, disk=disk, scheduler_type=scheduler_type),
         runner=wrap(base.runner),
         tokenizer=base.tokenizer,
         model_name=base.model_name,

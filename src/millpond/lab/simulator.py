@@ -59,9 +59,12 @@ def simulated_engine(config: EngineConfig, cost: CostModel, clock: VirtualClock)
 
     Without a prefix cache, whatever the config says: a simulated prompt is a length, and no text to find again.
     """
+    sized = replace(
+        config, max_model_len=door_of(config).max_model_len, prefix_cache=False, prefix_dir=None, prefix_dir_size=None
+    )
     return Engine(
         config=config,
-        scheduler=make_scheduler(replace(config, max_model_len=door_of(config).max_model_len), prefix_cache=False),
+        scheduler=make_scheduler(sized),
         runner=SimulatedRunner(cost, clock),
         tokenizer=Tokenizer.from_gguf(VOCABULARY),
         model_name="simulated",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice, product
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_origin, get_type_hints
 
 from millpond.core.block_pool import BlockPool
 from millpond.core.invariants import Auditor, audit, check_same_decisions
@@ -25,9 +25,6 @@ from millpond.core.step import RequestFault, SampledTokens, ScheduledRequest, Sc
 from millpond.errors import InvariantError
 from millpond.lab.chosen_disk import ChosenDisk
 from millpond.lab.policy_states import CHOICES, copy_policy, numbers_of, small_policy
-
-if TYPE_CHECKING:
-    from millpond.core.disk_prefixes import DiskPrefixes
 
 STOP_TOKEN = 0
 NO_SLOT_OWNER = ""
@@ -71,7 +68,7 @@ class Case:
             drafter=ChosenDrafts() if self.most_drafts else None,
             prefix_cache=self.prefix_cache,
             policy=small_policy(self.policy),
-            disk=cast("DiskPrefixes", ChosenDisk(self.block_size)) if self.disk else None,
+            disk=ChosenDisk(self.block_size) if self.disk else None,
         )
 
     def __str__(self) -> str:
@@ -291,7 +288,7 @@ class World:
         if isinstance(self.scheduler.reserve, ChosenReserve):
             self.scheduler.reserve.let_in = next(counts, 0)
         if isinstance(self.scheduler.disk, ChosenDisk):
-            self.scheduler.disk.answers = islice(counts, self._num_answers())
+            self.scheduler.disk.answers = iter(tuple(islice(counts, self._num_answers())))
         if isinstance(self.scheduler.drafter, ChosenDrafts):
             self.scheduler.drafter.counts = counts
         return self.scheduler.schedule()

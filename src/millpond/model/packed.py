@@ -135,7 +135,7 @@ def packed_weights(
     return weights, lambda outliers: place.write(weights, outliers)
 
 
-def packed_path(model: Path, dtype: str, kv_dtype: str, folder: Path, quantize: str = "off") -> Path:
+def packed_path(model: Path, dtype: str, kv_dtype: str, folder: Path, quantize: str) -> Path:
     """One for each model file, dtype, kv_dtype and quantize, so that what was packed from an older version of the file
     is replaced."""
     kinds = "-".join([dtype, *([] if kv_dtype == "auto" else [kv_dtype]), *([] if quantize == "off" else [quantize])])
@@ -144,14 +144,7 @@ def packed_path(model: Path, dtype: str, kv_dtype: str, folder: Path, quantize: 
     return folder / f"{name}-{kinds}-{place}.packed"
 
 
-def key_of(
-    models: Sequence[Path],
-    dtype: str,
-    kv_dtype: str,
-    isa: str,
-    config: ModelConfig | None = None,
-    quantize: str = "off",
-) -> str:
+def key_of(models: Sequence[Path], dtype: str, kv_dtype: str, isa: str, config: ModelConfig, quantize: str) -> str:
     """What weights are packed from: the model's files, its figures (which may be in another file), the code that packs
     them, and what chooses the outlier channels, a probe by these kernels through K/V of this type. A file is known by
     its size, its times and its inode, and by some of what is in it."""

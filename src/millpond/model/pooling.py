@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpond.errors import ModelFileError
+from millpond.errors import ModelFileError, shown
 from millpond.load.gguf import GGUFFile
 from millpond.load.safetensors import MAX_CONFIG_BYTES, read_json
 from millpond.model.checkpoint import ModelFile
@@ -43,6 +43,9 @@ def _of_settings(settings: dict[str, Any]) -> str:
     mode = settings.get("pooling_mode")
     if mode is not None:
         return LAST if mode == "lasttoken" else str(mode)
+    for name in SWITCHES:
+        if not isinstance(settings.get(name, False), bool):
+            raise ModelFileError(f"{FOLDER}/{SETTINGS}: {name} must be true or false, got {shown(settings[name])}")
     chosen = [kind for name, kind in SWITCHES.items() if settings.get(name)]
     if not chosen:
         raise ModelFileError(f"{FOLDER}/{SETTINGS} chooses none of {', '.join(SWITCHES)}")

@@ -320,8 +320,8 @@ class ModelRunner:
             rows.append(scratch.logits[: len(part), : self._vocab_size].copy())
         return np.concatenate(rows)
 
-    def watch_prompts(self, watcher: Watcher | None) -> None:
-        """Have the logits of all scored prompts shown to somebody, or to nobody any more."""
+    def watch_prompts(self, watcher: Watcher) -> None:
+        """Have the logits of all scored prompts shown to somebody."""
         self._prompts.watcher = watcher
 
     @property
@@ -366,5 +366,4 @@ def tile_loader(
 
 def is_special(admission: Admission) -> bool:
     """Whether a request's rows want more than the compiled sampler does for all of them."""
-    wants_scores = admission.sampling.logprobs is not None or admission.sampling.prompt_logprobs is not None
-    return wants_scores or admission.mask is not None or admission.sampling.embedding
+    return admission.sampling.wants_scores or admission.mask is not None

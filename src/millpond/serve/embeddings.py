@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import math
 import re
-import struct
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from typing import Annotated, Any, Literal
@@ -15,8 +13,8 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field, SkipValidation, field_validator
 
 from millpond.core.policies import MOST_PRIORITY
-from millpond.core.sampling import SamplingParams
 from millpond.engine.call import MOST_DEADLINE_MS
+from millpond.engine.embeddings import embedding_params, numbers_of, shortened
 from millpond.errors import EngineError, InvalidRequestError
 from millpond.serve import refusals
 from millpond.serve.context import ServeContext, respond
@@ -26,8 +24,6 @@ from millpond.serve.intake import off_loop, prompt_names
 from millpond.serve.protocol import Body, Prompt, check_prompt, listed_prompts
 from millpond.serve.responses import reason_of
 from millpond.serve.shapes import PROMPT_SHAPE, Salt, bounds
-
-FLOAT_BYTES = 4
 
 
 class EmbeddingRequest(Body):
@@ -94,10 +90,9 @@ def calling_it_input() -> Iterator[None]:
 async def _answer(context: ServeContext, body: EmbeddingRequest) -> Response:
     name, size = context.model_name(body.model), context.engine.limits.embedding_size
     if not size:
-        message = f"{context.model_names[0]} is a language model and makes no embeddings"
+        message = f"{context.model_names[0]} makes no embeddings: it is a language model, or pools in a way of its own"
         return JSONResponse(error_body(message, "invalid_request_error", "model", "not_supported"), 400)
-    if body.dimensions is not None and not 1 <= body.dimensions <= size:
-        raise InvalidRequestError(f"dimensions must be from 1 to {size}, got {body.dimensions}", "dimensions")
+    context.engine.limits.check_dimensions(body.dimensions)
     with calling_it_input():
         least_tokens = context.intake.least_tokens(body.inputs)
         context.engine.check_room(len(body.inputs), least_tokens)
@@ -130,12 +125,8 @@ def _check_lengths(context: ServeContext, inputs: list[list[int]]) -> None:
 
 async def _embeddings(context: ServeContext, body: EmbeddingRequest, inputs: list[list[int]]) -> list[bytes]:
     """Of each input, as little-endian float32. Raises EngineError where one fails."""
-    # One token is as cheap as none: the last position is computed anyway.
-    sampling = SamplingParams(
-        max_tokens=1, temperature=0.0, ignore_eos=True, embedding=True, cache_salt=body.cache_salt
-    )
     answer_id = f"embd-{context.new_id()}"
-    requests = choice_requests(answer_id, inputs, sampling, context.terms(body))
+    requests = choice_requests(answer_id, inputs, embedding_params(body.cache_salt), context.terms(body))
     found: dict[str, bytes] = {}
     async with aclosing(context.engine.outputs(context.take(answer_id, requests))) as outputs:
         async for output in outputs:
@@ -146,11 +137,8 @@ async def _embeddings(context: ServeContext, body: EmbeddingRequest, inputs: lis
 
 
 def encoded(embedding: bytes, dimensions: int | None, encoding_format: str | None) -> list[float] | str:
-    """An embedding as it is sent, cut to its first dimensions and then of length 1 again."""
-    if dimensions is not None:
-        values = struct.unpack_from(f"<{dimensions}f", embedding)
-        length = math.hypot(*values) or 1.0
-        embedding = struct.pack(f"<{dimensions}f", *(value / length for value in values))
+    """An embedding as it is sent."""
+    embedding = shortened(embedding, dimensions)
     if encoding_format == "base64":
         return base64.b64encode(embedding).decode()
-    return list(struct.unpack(f"<{len(embedding) // FLOAT_BYTES}f", embedding))
+    return numbers_of(embedding)

@@ -64,6 +64,10 @@ class ChatTemplate:
         self._kept_text = kept_text
         self.is_cheap = all(map(_is_cheap, given))
 
+    @property
+    def is_missing(self) -> bool:
+        return self._template is None
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -13,8 +13,9 @@ import tokenizers
 from tokenizers import AddedToken
 
 from millpond.errors import ModelFileError, shown
-from millpond.load.mapped import map_file
 from millpond.text.backends import sentencepiece_bpe, sentencepiece_unigram
+from millpond.text.files import read_bytes
+from millpond.text.library import faults_as
 from millpond.text.sentencepiece_model import BPE, read_sentencepiece_model
 from millpond.text.source import DEFAULT_TEMPLATE, TokenizerSource, usual_ends
 from millpond.text.vocabulary import BYTE_TOKEN, SPACE, Spelling, TokenType, Vocabulary, check_tokens
@@ -90,13 +91,11 @@ def _from_json(path: Path, settings: _Settings) -> TokenizerSource:
 
 
 def _open(path: Path) -> tokenizers.Tokenizer:
-    text = bytes(map_file(path, MAX_TOKENIZER_BYTES))
-    try:
+    text = read_bytes(path, MAX_TOKENIZER_BYTES)
+    with faults_as(lambda message: ModelFileError(f"{path.name} cannot be read: {message}")):
         backend = tokenizers.Tokenizer.from_buffer(text)
-    except Exception as error:  # the library knows no other
-        raise ModelFileError(f"{path.name} cannot be read: {shown(str(error))}") from error
-    backend.no_truncation()
-    backend.no_padding()
+        backend.no_truncation()
+        backend.no_padding()
     return backend
 
 
@@ -138,7 +137,8 @@ def _around(
     if backend.post_processor is None:
         return _asked_for(settings, vocabulary, "bos", False), _asked_for(settings, vocabulary, "eos", False)
     text = "a"
-    bare, whole = (backend.encode(text, add_special_tokens=adds).ids for adds in (False, True))
+    with faults_as(lambda message: ModelFileError(f"{TOKENIZER} cannot encode {text!r}: {message}")):
+        bare, whole = (backend.encode(text, add_special_tokens=adds).ids for adds in (False, True))
     place = next(place for place in range(len(whole) + 1) if whole[place : place + len(bare)] == bare)
     return tuple(whole[:place]), tuple(whole[place + len(bare) :])
 
@@ -212,12 +212,9 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _read_text(path: Path) -> str:
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise ModelFileError(f"{path.name} has {size} bytes, more than the {MAX_BYTES} that it may take")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelFileError(f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        return read_bytes(path, MAX_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise ModelFileError(f"{path.name} cannot be read: {error}") from error
 
 
 def _ends(folder: Path, vocabulary: Vocabulary) -> frozenset[int]:
@@ -246,6 +243,8 @@ def _templates(folder: Path, settings: _Settings) -> dict[str, str]:
     templates = _listed_templates(listed)
     if (folder / TEMPLATE).is_file():
         templates[DEFAULT_TEMPLATE] = _read_text(folder / TEMPLATE)
+        if not templates[DEFAULT_TEMPLATE].strip():
+            raise ModelFileError(f"{TEMPLATE} is empty: no conversation could be told by it")
     for path in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja")):
         templates[path.stem] = _read_text(path)
     return templates

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from millpond.errors import ConfigError
+from millpond.errors import ConfigError, shown
 
 MAX_BYTES = 4 << 20
 _SIGNS = ("{{", "{%")  # without one of them it would say the same whatever is asked
 
 
-def read_template(given: str) -> str:
+def read_template(given: str | os.PathLike[str]) -> str:
     """The template itself, or what is in the file of that name. Raises ConfigError where it is neither."""
+    if not isinstance(given, str | os.PathLike):
+        raise ConfigError(f"chat_template must be a template or the name of its file, got {shown(given)}")
+    given = os.fspath(given)
     if any(sign in given for sign in _SIGNS):
         return given
     path = Path(given)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from millpond.errors import ModelFileError
-from millpond.load.mapped import map_file
 from millpond.text.backends import Normalizing
+from millpond.text.files import read_bytes
 
 MAX_BYTES = 256 << 20
 UNIGRAM, BPE = 1, 2
@@ -32,7 +32,7 @@ class SentencePieceModel:
 
 def read_sentencepiece_model(path: Path) -> SentencePieceModel:
     """Raises ModelFileError, naming the file and the place, for what is cut, malformed or not supported."""
-    data = bytes(map_file(path, MAX_BYTES))
+    data = read_bytes(path, MAX_BYTES)
     model = SentencePieceModel()
     try:
         for number, value in _fields(data):

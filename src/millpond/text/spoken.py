@@ -9,13 +9,17 @@ from typing import Any
 
 import tokenizers
 
+from millpond.errors import InvalidRequestError
+from millpond.text.library import faults_as
 from millpond.text.marks import RenderedChat
 
 
 def encoded(backend: tokenizers.Tokenizer, text: str) -> list[int]:
-    """Without special tokens around it. Other Python threads run meanwhile."""
+    """Without special tokens around it. Other Python threads run meanwhile. InvalidRequestError where the library
+    fails at the text."""
     # The batch call, even for one text: it lets go of the interpreter lock, and encode() does not.
-    return list(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+    with faults_as(lambda message: InvalidRequestError(f"the model's tokenizer cannot encode this text: {message}")):
+        return list(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
 class SpokenText:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from millpond.errors import InvalidRequestError, ModelFileError
 from millpond.text.chat import ChatTemplate
 from millpond.text.checks import check_unicode
 from millpond.text.folder_source import folder_source
@@ -15,6 +16,8 @@ from millpond.text.marks import RenderedChat
 from millpond.text.source import DEFAULT_TEMPLATE, TOOL_TEMPLATE, TokenizerSource
 from millpond.text.spoken import SpokenText, encoded
 from millpond.text.vocabulary import SPECIAL_TYPES, Vocabulary
+
+PROBE = "Hi there, 7 \u00e9\u4e2d\n"  # what every tokenizer can encode, or leave out, one that can be used
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -49,6 +52,10 @@ class Tokenizer:
     @classmethod
     def of(cls, source: TokenizerSource) -> Tokenizer:
         special = frozenset(source.vocabulary.ids_of(SPECIAL_TYPES))
+        try:
+            encoded(source.backend, PROBE)
+        except InvalidRequestError as error:
+            raise ModelFileError(f"no text can be encoded: {error}") from None
         return cls(source, special, SpokenText(source.backend, special))
 
     @property
