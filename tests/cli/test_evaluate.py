@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 
@@ -10,7 +11,7 @@ import pytest
 
 from millpond.build import build_model_runner
 from millpond.cli.app import run
-from millpond.cli.eval_perplexity import as_line
+from millpond.cli.eval_perplexity import as_line, read_text
 from millpond.config import EngineConfig
 from millpond.lab.evaluation import text_tokens
 from millpond.load.gguf import open_gguf
@@ -26,6 +27,7 @@ CONTEXT = 32
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("evaluation")
     write_tiny_llama(folder / "tiny.gguf", head_dim=32, tied=False, types={"*": "Q8_0"})
+    (folder / "empty.txt").write_bytes(b"\n")
     (folder / "text.txt").write_text(TEXT + "\n", encoding="utf-8")
     return folder
 
@@ -122,10 +124,15 @@ def test_without_json_the_figures_are_a_table(capsys, folder):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["perplexity", "{text}", "--context", "4096"], "the text has"),
+        (["perplexity", "{text}", "--context", "511"], "the text has"),
         (["perplexity", "{text}", "--stride", "8", "--save-logits", "{folder}/x"], "leave out --stride or"),
         (["perplexity", "{text}", "--context=32", "--max-model-len=32", "--save-logits={folder}/x"], "at most 31"),
-        (["perplexity", "{folder}/none.txt"], "No such file"),
+        (["perplexity", "{text}", "--context=1000000000000"], "the context can be at most"),
+        (["perplexity", "{folder}/none.txt"], "TEXT cannot be read: "),
+        (["perplexity", "{folder}"], "Is a directory"),
+        (["perplexity", "{folder}/empty.txt"], "TEXT is empty"),
+        (["kl", "--reference", "{folder}/none.kld"], "--reference cannot be read: "),
+        (["kl", "--reference", "{folder}"], "Is a directory"),
         (["perplexity", "{folder}/tiny.gguf"], "not a text in UTF-8"),
         (["kl"], "give a TEXT, or a --reference"),
         (["kl", "{text}", "--dtype", "float32"], "the model and its reference are the same"),
@@ -196,3 +203,18 @@ def test_a_reference_with_a_damaged_row_is_refused_before_a_model_is_loaded(caps
 def test_what_is_infinite_is_null_in_json():
     told = json.loads(as_line({"perplexity": math.inf, "kl": {"mean": math.nan, "max": 0.5}, "windows": 2}))
     assert told == {"perplexity": None, "kl": {"mean": None, "max": 0.5}, "windows": 2}
+
+
+def test_standard_input_is_read_as_a_file_is(tmp_path, monkeypatch):
+    content = "caf\u00e9\r\nau lait\r\n".encode()
+    (tmp_path / "text.txt").write_bytes(content)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), encoding="latin-1"))
+    assert read_text("-") == read_text(str(tmp_path / "text.txt")) == "caf\u00e9\r\nau lait\r"
+
+
+def test_a_model_too_short_for_the_usual_windows_has_shorter_ones(capsys, folder):
+    arguments = ["eval", "perplexity", str(folder / "text.txt"), "--model", str(folder / "tiny.gguf"), "--threads=1"]
+    assert run([*arguments, "--max-model-len", "32", "--json"], {}) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["context"] == 31
+    assert "windows of 31 tokens, not 512: the model takes 32 at most" in told.err
