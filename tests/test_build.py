@@ -350,3 +350,14 @@ def test_a_folder_that_cannot_hold_prefixes_is_refused_before_anything_is_packed
     monkeypatch.setattr(build, "_build_runner", lambda *args: pytest.fail("the model was loaded"))
     with pytest.raises(ConfigError, match="prefixes cannot be kept in"):
         build_engine(str(path), replace(SMALL, prefix_dir=path))
+
+
+@pytest.mark.parametrize("model", [None, 5, b"smollm2", ["smollm2"]])
+def test_a_model_that_is_neither_a_name_nor_a_path_is_refused(model):
+    with pytest.raises(ConfigError, match="model must be a name or a path, got"):
+        build_engine(model)
+
+
+def test_a_model_may_be_a_path(tmp_path):
+    with pytest.raises(ModelNotFoundError, match=r"has no \.gguf file"):
+        build_engine(tmp_path)

@@ -22,7 +22,7 @@ from millpond.core.speculation import PromptLookup
 from millpond.core.step import Clock
 from millpond.engine.engine import Engine
 from millpond.engine.scheduling import make_scheduler
-from millpond.errors import ConfigError, ModelFileError
+from millpond.errors import ConfigError, ModelFileError, shown
 from millpond.kernels.attention import BLOCK
 from millpond.kernels.cache import SOURCE_FOLDERS, source_hash
 from millpond.kernels.isa import choose
@@ -112,7 +112,7 @@ def _num_blocks(config: EngineConfig, max_model_len: int, block_bytes: int, avai
 
 
 def build_engine(
-    model: str,
+    model: str | Path,
     config: EngineConfig | None = None,
     *,
     notify: Notify = lambda line: None,
@@ -129,6 +129,9 @@ def build_engine(
     takes the place of the model's own. engine_options go to Engine (clock, observer).
     Raises ModelNotFoundError, ModelFileError, DownloadError or ConfigError.
     """
+    if not isinstance(model, str | Path):
+        raise ConfigError(f"model must be a name or a path, got {shown(model)}")
+    model = str(model)
     template = None if chat_template is None else read_template(chat_template)
     if find(model) is None:
         notify(f"fetching {model} ...")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral
+from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
 from rich.console import Console
@@ -97,7 +98,7 @@ class LLM:
     (prefix_dir), close it at the end, or use it in a `with`: what is not yet written is then.
     """
 
-    def __init__(self, model: str = "smollm2", *, chat_template: str | None = None, **settings: Any) -> None:
+    def __init__(self, model: str | Path = "smollm2", *, chat_template: str | None = None, **settings: Any) -> None:
         # Here and not above: build.py brings in numba, which the control plane does without.
         from millpond.build import build_engine
 
@@ -257,15 +258,19 @@ def _as_list(prompts: Any) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     items = _items(prompts)
-    return [items] if items and all(isinstance(each, Integral) for each in items) else items
+    return [items] if items and all(map(_is_id, items)) else items
 
 
 def _token_ids(prompt: Any) -> list[int]:
     """The ids of one prompt, numpy's integers too."""
     token_ids = _items(prompt)
-    if not all(isinstance(each, Integral) for each in token_ids):
+    if not all(map(_is_id, token_ids)):
         raise _neither_text_nor_ids(prompt)
     return list(map(int, token_ids))
+
+
+def _is_id(given: object) -> bool:
+    return isinstance(given, Integral) and not isinstance(given, bool)
 
 
 def _items(listed: Any) -> list[Any]:

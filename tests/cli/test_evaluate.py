@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 
@@ -10,6 +11,7 @@ import pytest
 
 from millpond.build import build_model_runner
 from millpond.cli.app import run
+from millpond.cli.eval_perplexity import as_line, read_text
 from millpond.config import EngineConfig
 from millpond.lab.evaluation import text_tokens
 from millpond.load.gguf import open_gguf
@@ -25,6 +27,7 @@ CONTEXT = 32
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("evaluation")
     write_tiny_llama(folder / "tiny.gguf", head_dim=32, tied=False, types={"*": "Q8_0"})
+    (folder / "empty.txt").write_bytes(b"\n")
     (folder / "text.txt").write_text(TEXT + "\n", encoding="utf-8")
     return folder
 
@@ -121,10 +124,15 @@ def test_without_json_the_figures_are_a_table(capsys, folder):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["perplexity", "{text}", "--context", "4096"], "the text has"),
+        (["perplexity", "{text}", "--context", "511"], "the text has"),
         (["perplexity", "{text}", "--stride", "8", "--save-logits", "{folder}/x"], "leave out --stride or"),
         (["perplexity", "{text}", "--context=32", "--max-model-len=32", "--save-logits={folder}/x"], "at most 31"),
-        (["perplexity", "{folder}/none.txt"], "No such file"),
+        (["perplexity", "{text}", "--context=1000000000000"], "the context can be at most"),
+        (["perplexity", "{folder}/none.txt"], "TEXT cannot be read: "),
+        (["perplexity", "{folder}"], "Is a directory"),
+        (["perplexity", "{folder}/empty.txt"], "TEXT is empty"),
+        (["kl", "--reference", "{folder}/none.kld"], "--reference cannot be read: "),
+        (["kl", "--reference", "{folder}"], "Is a directory"),
         (["perplexity", "{folder}/tiny.gguf"], "not a text in UTF-8"),
         (["kl"], "give a TEXT, or a --reference"),
         (["kl", "{text}", "--dtype", "float32"], "the model and its reference are the same"),
@@ -160,7 +168,53 @@ def test_beside_a_file_an_option_that_describes_another_reference_is_wrong_usage
 def test_a_reference_of_another_vocabulary_is_refused_with_both_numbers(capsys, folder, windows):
     from millpond.runner.logits_file import create_logits_file
 
-    create_logits_file(folder / "other.kld", windows, 300).flush()
+    file = create_logits_file(folder / "other.kld", windows, 300)
+    for window in range(len(windows)):
+        file.put(window, CONTEXT // 2, np.zeros((CONTEXT // 2, 300), np.float32))
+    file.flush()
     arguments = ["eval", "kl", "--reference", str(folder / "other.kld"), "--model", str(folder / "tiny.gguf")]
     assert run(arguments, {}) == 1
     assert "a vocabulary of 300 tokens and the model one of 267" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ([0, 1e30], "its lowest log probability 1e+30"),
+        ([np.nan, -16], "its step is nan"),
+        ([0, 0], "its probabilities sum to 267, not to 1"),
+    ],
+)
+def test_a_reference_with_a_damaged_row_is_refused_before_a_model_is_loaded(capsys, folder, windows, figures, said):
+    from millpond.runner.logits_file import create_logits_file
+
+    file = create_logits_file(folder / "damaged.kld", windows, 267)
+    for window in range(len(windows)):
+        file.put(window, CONTEXT // 2, np.zeros((CONTEXT // 2, 267), np.float32))
+    file.rows[1, 3, :4] = np.float32(figures).view(np.uint16)
+    file.flush()
+    arguments = ["eval", "kl", "--reference", str(folder / "damaged.kld"), "--model", "no/such:model.gguf"]
+    assert run(arguments, {}) == 1
+    error = capsys.readouterr().err
+    assert "damaged.kld: row 3 of window 1 is damaged" in error
+    assert said in error
+
+
+def test_what_is_infinite_is_null_in_json():
+    told = json.loads(as_line({"perplexity": math.inf, "kl": {"mean": math.nan, "max": 0.5}, "windows": 2}))
+    assert told == {"perplexity": None, "kl": {"mean": None, "max": 0.5}, "windows": 2}
+
+
+def test_standard_input_is_read_as_a_file_is(tmp_path, monkeypatch):
+    content = "caf\u00e9\r\nau lait\r\n".encode()
+    (tmp_path / "text.txt").write_bytes(content)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), encoding="latin-1"))
+    assert read_text("-") == read_text(str(tmp_path / "text.txt")) == "caf\u00e9\r\nau lait\r"
+
+
+def test_a_model_too_short_for_the_usual_windows_has_shorter_ones(capsys, folder):
+    arguments = ["eval", "perplexity", str(folder / "text.txt"), "--model", str(folder / "tiny.gguf"), "--threads=1"]
+    assert run([*arguments, "--max-model-len", "32", "--json"], {}) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["context"] == 31
+    assert "windows of 31 tokens, not 512: the model takes 32 at most" in told.err

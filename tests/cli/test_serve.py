@@ -72,6 +72,17 @@ def test_every_engine_flag_reaches_the_engine(engine, served):
     assert engine.opened == [("m.gguf", config)]
 
 
+def test_a_model_on_a_path_is_served_under_the_name_of_its_file_and_any_other_as_it_was_given(engine, served, tmp_path):
+    engine.model_name = "tiny"
+    (tmp_path / "tiny.gguf").write_bytes(b"")
+    for arguments in ([str(tmp_path)], [f"{tmp_path}/tiny.gguf"], ["smollm2"], ["org/repo:tiny.gguf"]):
+        assert run(["serve", *arguments], {}) == 0
+    assert run(["serve", str(tmp_path), "--served-model-name", "mine"], {}) == 0
+    assert [names for _, _, names, _, _ in served] == [
+        ("tiny",), ("tiny",), ("smollm2",), ("org/repo:tiny.gguf",), ("mine",)
+    ]  # fmt: skip
+
+
 def test_a_reserve_that_chooses_itself_is_asked_for_by_name_and_nothing_else_is(engine, served, capsys):
     assert run(["serve", "m.gguf", "--watermark", "auto"], {}) == 0
     assert engine.opened == [("m.gguf", EngineConfig(watermark="auto"))]

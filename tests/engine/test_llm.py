@@ -40,7 +40,8 @@ def test_one_prompt_comes_as_text_or_ids_alone_or_in_a_list(prompts):
 
 
 @pytest.mark.parametrize(
-    "prompts", [5, None, b"hi", [b"hi"], [None], [5.5], [[5.5]], [[5, "a"]], [["a"]], {"prompt": "hi"}, ["a", {"b": 1}]]
+    "prompts",
+    [5, b"hi", [b"hi"], [None], [5.5], [[5.5]], [[5, "a"]], [["a"]], {"prompt": "hi"}, ["a", {"b": 1}], [[5, True]]],
 )
 def test_what_is_neither_text_nor_token_ids_is_refused_and_not_read_as_ids(prompts):
     engine = make_engine()

@@ -117,3 +117,7 @@ def test_an_estimate_is_the_mean_with_its_standard_error():
     assert estimate.mean == 3.0
     assert estimate.error == pytest.approx(math.sqrt((4 + 1 + 0 + 9) / 4 / 3))
     assert Estimate.of([5.0]) == Estimate(5.0, 0.0)
+
+
+def test_a_perplexity_that_no_number_holds_is_infinite():
+    assert Perplexity.of([-1e5, -2e5]) == Perplexity(math.inf, math.inf, 2)

@@ -135,6 +135,14 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize(
+    ("config", "suffix"), [({**GPTQ, "desc_act": True}, ".qweight"), (AWQ, ".qweight"), (W8A8, ".weight_scale")]
+)
+def test_a_config_of_quantised_weights_beside_floats_alone_is_refused(config, suffix, tmp_path):
+    message = refusal(Checkpoint(config, lambda weight: {"weight": weight.values()}), tmp_path)
+    assert f"tensors are floats, and no name ends with {suffix}" in message
+
+
 @pytest.mark.parametrize(("config", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_has_no_exact_form_is_refused_by_its_key(config, message, tmp_path):
     assert re.search(message, refusal(Checkpoint(config, gptq), tmp_path))

@@ -7,7 +7,7 @@ import pytest
 from gguf import GGUFReader
 
 from gguf_writer import UINT16, TensorData, Typed, quantize, write_gguf
-from millpond.errors import ModelFileError
+from millpond.errors import ModelFileError, ModelNotFoundError
 from millpond.load.gguf import open_gguf
 from millpond.load.parts import part_names
 from millpond.load.store import find, resolve
@@ -126,6 +126,25 @@ def test_a_folder_of_one_split_model_resolves_to_its_first_part(split):
     split.write()
     assert resolve(str(split.folder / "parts")) == split.paths[0]
     assert find(str(split.folder / "parts")) == split.paths[0]
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_folder_without_one_of_the_parts_says_which_is_missing(split, missing):
+    split.write()
+    split.paths[missing].unlink()
+    name = split.paths[missing].name
+    with pytest.raises(ModelFileError, match=f"1 of the model's 3 parts are missing from its folder.*{name}"):
+        open_gguf(resolve(str(split.folder / "parts")))
+    for call in (resolve, find):
+        with pytest.raises(ModelNotFoundError, match=f"{name}': this part of the model is missing from its folder"):
+            call(str(split.paths[missing]))
+
+
+def test_a_folder_of_two_split_models_lists_their_files(split):
+    split.write()
+    (split.folder / "parts" / "other-00001-of-00002.gguf").write_bytes(b"")
+    with pytest.raises(ModelNotFoundError, match=r"has 4 \.gguf files; name one of them"):
+        resolve(str(split.folder / "parts"))
 
 
 @pytest.mark.parametrize(

@@ -91,3 +91,28 @@ def test_what_is_no_such_file_is_refused_by_its_name(tmp_path, change, said):
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(ModelFileError, match=rf"base\.bin .*{said}"):
         open_logits_file(path)
+
+
+def test_rows_that_a_model_has_written_are_no_damage(tmp_path):
+    file = create_logits_file(tmp_path / "base.bin", WINDOWS, VOCAB)
+    file.put(0, 3, logits(2) * np.float32(40))
+    file.put(1, 3, np.zeros((2, VOCAB), np.float32))
+    file.check(0)
+    file.check(1)
+
+
+def test_a_peak_over_a_large_vocabulary_is_no_damage(tmp_path):
+    peak = np.full((2, 300_000), -40, np.float32)
+    peak[:, 7] = 20
+    file = create_logits_file(tmp_path / "base.bin", WINDOWS[:1], 300_000)
+    file.put(0, 3, peak)
+    file.check(0)
+
+
+@pytest.mark.parametrize("figures", [[0, 1e30], [1e30, -16], [np.nan, -16], [-1e-5, -16], [0, -np.inf], [0, -3]])
+def test_a_row_that_is_no_distribution_is_named(tmp_path, figures):
+    file = create_logits_file(tmp_path / "base.bin", WINDOWS, VOCAB)
+    file.put(1, 3, logits(2))
+    file.rows[1, 1, :4] = np.float32(figures).view(np.uint16)
+    with pytest.raises(ModelFileError, match=r"base\.bin: row 1 of window 1 is damaged"):
+        file.check(1)

@@ -110,7 +110,7 @@ def test_a_long_input_is_computed_in_chunks_and_a_small_pool_is_enough():
     [
         ({"input": ""}, "input", "empty"),
         ({"input": []}, "input", "input must not be an empty list"),
-        ({"input": [[]]}, "input[0]", "empty"),
+        ({"input": [[]]}, "input[0]", "input[0] is empty"),
         ({"input": ["a", ""]}, "input[1]", "empty"),
         ({"input": ["a", 5]}, "input", "a list of inputs must hold only texts"),
         ({"input": {"text": "a"}}, "input", "input must be text, token ids"),

@@ -24,6 +24,7 @@ def _server(site: Site, settings: Settings, prefix_caching: bool) -> ServerPlan:
     caching = "--prefix-cache" if prefix_caching else "--no-prefix-cache"
     flags = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     command = [str(site.environment("millpond") / "bin" / "millpond"), "serve", str(site.model), "--port", "{port}"]
+    command += ["--served-model-name", str(site.model)]
     return ServerPlan([*command, "--log-level", "warning", caching, *flags], {}, str(site.model))
 
 

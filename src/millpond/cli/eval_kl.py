@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,7 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millpond.cli.eval_perplexity import WINDOWS, Context, MaxModelLen, Side, Windows, read_text, run, save
+from millpond.cli.eval_perplexity import (
+    WINDOWS,
+    Context,
+    MaxModelLen,
+    Side,
+    Windows,
+    as_line,
+    chosen_context,
+    read_text,
+    run,
+    save,
+)
 from millpond.cli.options import DEFAULT_MODEL, DEFAULTS, Dtype, Isa, KVDtype, ModelOption, Quantize, Threads, examples
 from millpond.cli.settings import Settings
 from millpond.cli.traffic import is_given
@@ -24,7 +34,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from millpond.engine.engine import Engine
-    from millpond.lab.evaluation import WindowPlan
     from millpond.runner.divergence import Divergence
     from millpond.runner.logits_file import LogitsFile
 
@@ -48,7 +57,7 @@ BESIDE_MODEL = {
     "reference_model": "--reference-model",
     "reference_dtype": "--reference-dtype",
     "reference_kv_dtype": "--reference-kv-dtype",
-    "window_tokens": "--context",
+    "given_context": "--context",
 }
 PERCENTILES = (50, 90, 99, 99.9)
 
@@ -78,15 +87,13 @@ def kl(
     reference_kv_dtype: Annotated[
         str, typer.Option("--reference-kv-dtype", metavar="|".join(KV_DTYPES), help="The reference's keys and values.")
     ] = DEFAULTS.kv_dtype,
-    window_tokens: Context = 512,
+    given_context: Context = None,
     num_windows: Windows = None,
     max_model_len: MaxModelLen = None,
     threads: Threads = None,
     isa: Isa = DEFAULTS.isa,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object with the figures.")] = False,
 ) -> None:
-    from millpond.lab.evaluation import WindowPlan
-
     settings, common = context.ensure_object(Settings), (threads, isa, max_model_len)
     side = Side(model, dtype, kv_dtype, quantize, *common)
     if reference is not None:
@@ -98,9 +105,8 @@ def kl(
         if text is None:
             raise ConfigError("give a TEXT, or a --reference that holds one")
         base = Side(reference_model or model, reference_dtype, reference_kv_dtype, DEFAULTS.quantize, *common)
-        plan = WindowPlan(context=window_tokens, num_windows=num_windows)
-        measured = against_model(side, base, text, plan, settings)
-    typer.echo(json.dumps(measured)) if as_json else show(measured)
+        measured = against_model(side, base, text, given_context, num_windows, settings)
+    typer.echo(as_line(measured)) if as_json else show(measured)
 
 
 def check_beside_file(context: typer.Context) -> None:
@@ -111,14 +117,17 @@ def check_beside_file(context: typer.Context) -> None:
             raise typer.BadParameter(message, param_hint=f"'{option}'")
 
 
-def against_model(side: Side, base: Side, text: str, plan: WindowPlan, settings: Settings) -> dict[str, Any]:
+def against_model(
+    side: Side, base: Side, text: str, context: int | None, num_windows: int | None, settings: Settings
+) -> dict[str, Any]:
     """The reference runs first; what it says is kept in a temporary file."""
-    from millpond.lab.evaluation import text_tokens
+    from millpond.lab.evaluation import WindowPlan, text_tokens
     from millpond.runner.logits_file import open_logits_file
 
     if base == side:
         raise ConfigError("the model and its reference are the same; say what to compare (--kv-dtype int8, say)")
     written = read_text(text)
+    plan = WindowPlan(context=chosen_context(context, [side, base], settings), num_windows=num_windows)
     with TemporaryDirectory(prefix="millpond-eval-") as folder:
         saved = Path(folder) / "reference.kld"
         with base.engine(plan.context, settings) as engine:
@@ -134,10 +143,25 @@ def against_model(side: Side, base: Side, text: str, plan: WindowPlan, settings:
 def against_file(side: Side, path: Path, num_windows: int | None, settings: Settings) -> dict[str, Any]:
     from millpond.runner.logits_file import open_logits_file
 
-    file = open_logits_file(path)
+    try:
+        file = open_logits_file(path)
+    except OSError as error:
+        raise ConfigError(f"--reference cannot be read: {path}: {error.strerror}") from None
+    check_rows(file, num_windows)
     with side.engine(file.context, settings) as engine:
         measured = compare(engine, file, file.windows[:num_windows])
     return {**measured, **side.as_json(), "reference": {"file": path.name}}
+
+
+def check_rows(file: LogitsFile, num_windows: int | None) -> None:
+    """Look at what will be compared with before a model is loaded, under a progress bar."""
+    from millpond.cli.progress import advancing_bar
+
+    count = len(file.rows[:num_windows])
+    with advancing_bar(count, "checking the reference") as advance:
+        for window in range(count):
+            file.check(window)
+            advance(window + 1)
 
 
 def check_same(token_ids: Sequence[int], reference: Sequence[int], name: str) -> None:

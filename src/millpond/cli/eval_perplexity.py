@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import shutil
 import sys
 import time
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from millpond.engine.engine import Engine
+    from millpond.lab.evaluation import Perplexity, WindowPlan
     from millpond.runner.model_runner import ModelRunner
 
 WINDOWS = """The text is cut into windows of --context tokens, each a request of its own; of a window the second half
@@ -59,7 +61,11 @@ EXAMPLES = examples(
 # Windows that are in the engine at once fill so many steps.
 STEPS_AHEAD = 2
 
-Context = Annotated[int, typer.Option("--context", metavar="N", help="Tokens of a window.")]
+DEFAULT_CONTEXT = 512
+
+Context = Annotated[
+    int | None, typer.Option("--context", metavar="N", help="Tokens of a window [default: 512, or what fits the model]")
+]
 Windows = Annotated[
     int | None, typer.Option("--windows", metavar="N", min=1, help="Most windows to look at [default: all]")
 ]
@@ -90,6 +96,9 @@ class Side:
     @contextmanager
     def engine(self, context: int, settings: Settings) -> Iterator[Engine]:
         """An engine with room for windows of `context` tokens, whose memory is given back afterwards."""
+        from millpond.lab.evaluation import check_room
+
+        check_room(context, self.length(settings))
         slots = STEPS_AHEAD * -(-DEFAULTS.max_num_batched_tokens // context) + 1
         config = EngineConfig(
             dtype=self.dtype,
@@ -108,6 +117,14 @@ class Side:
         gc.unfreeze()
         gc.collect()
 
+    def length(self, settings: Settings) -> int:
+        """The most tokens that a text of the model's can have, read before anything is packed."""
+        from millpond.model.checkpoint import open_checkpoint
+
+        _, figures = open_checkpoint(loading.fetch_model(self.model, settings))
+        most: int = figures.context_length
+        return most if self.max_model_len is None else min(self.max_model_len, most)
+
     def as_json(self) -> dict[str, str]:
         return {"model": self.model, "dtype": self.dtype, "kv_dtype": self.kv_dtype, "quantize": self.quantize}
 
@@ -119,10 +136,25 @@ def register(group: typer.Typer) -> None:
 def read_text(name: str) -> str:
     """The text of a file, or of standard input for -, less its last newline."""
     try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        text = content.decode().removesuffix("\n")
+    except OSError as error:
+        raise InvalidRequestError(f"TEXT cannot be read: {name}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"{name} is not a text in UTF-8: byte {error.start} is {error.reason}") from None
-    return text.removesuffix("\n")
+    if not text:
+        raise InvalidRequestError(f"TEXT is empty: {name} holds nothing to measure")
+    return text
+
+
+def chosen_context(given: int | None, sides: Sequence[Side], settings: Settings) -> int:
+    """The tokens of a window: those given, or the usual ones if the models are not too short for them."""
+    if given is not None:
+        return given
+    context = min(DEFAULT_CONTEXT, *[side.length(settings) - 1 for side in sides])
+    if context < DEFAULT_CONTEXT:
+        loading.notify(f"windows of {context} tokens, not {DEFAULT_CONTEXT}: the model takes {context + 1} at most")
+    return context
 
 
 def run(
@@ -144,7 +176,7 @@ def perplexity(
     context: typer.Context,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="A file, or - for standard input.")],
     model: ModelOption = DEFAULT_MODEL,
-    window_tokens: Context = 512,
+    given_context: Context = None,
     stride: Annotated[
         int | None, typer.Option("--stride", metavar="S", help="From one window to the next [default: --context]")
     ] = None,
@@ -170,9 +202,11 @@ def perplexity(
 
     if save_logits is not None and stride is not None:
         raise ConfigError("a file of log probabilities holds windows side by side; leave out --stride or --save-logits")
-    plan, written = WindowPlan(context=window_tokens, stride=stride, num_windows=num_windows), read_text(text)
+    settings, written = context.ensure_object(Settings), read_text(text)
     side = Side(model, dtype, kv_dtype, quantize, threads, isa, max_model_len)
-    with side.engine(window_tokens, context.ensure_object(Settings)) as engine:
+    window_tokens = chosen_context(given_context, [side], settings)
+    plan = WindowPlan(context=window_tokens, stride=stride, num_windows=num_windows)
+    with side.engine(window_tokens, settings) as engine:
         windows = plan.cut(text_tokens(engine.tokenizer, written))
         started = time.perf_counter()
         arguments = engine, windows, plan.counted
@@ -181,15 +215,30 @@ def perplexity(
     figures = Perplexity.of(logprobs)
     if as_json:
         about = {"windows": len(windows), "context": window_tokens, "stride": stride, "seconds": round(seconds, 3)}
-        typer.echo(json.dumps({**asdict(figures), **side.as_json(), **about}))
-        return
-    counted = "their second halves" if stride is None else f"their last {stride} tokens"
+        typer.echo(as_line({**asdict(figures), **side.as_json(), **about}))
+    else:
+        show(figures, plan, len(windows), seconds)
+
+
+def show(figures: Perplexity, plan: WindowPlan, num_windows: int, seconds: float) -> None:
+    counted = "their second halves" if plan.stride is None else f"their last {plan.stride} tokens"
     typer.echo(f"perplexity {figures.perplexity:.4f} ± {figures.error:.4f}")
     typer.echo(
-        f"over {figures.num_tokens:,} tokens: {len(windows)} windows of {window_tokens}, {counted}; "
-        f"{seconds:.1f} s, {len(windows) * window_tokens / seconds:,.0f} tokens/s",
+        f"over {figures.num_tokens:,} tokens: {num_windows} windows of {plan.context}, {counted}; "
+        f"{seconds:.1f} s, {num_windows * plan.context / seconds:,.0f} tokens/s",
         err=True,
     )
+
+
+def as_line(measured: dict[str, Any]) -> str:
+    """The figures as JSON, which has no number for what is infinite: null."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: plain(each) for name, each in value.items()}
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(plain(measured), allow_nan=False)
 
 
 def save(engine: Engine, windows: Sequence[Sequence[int]], counted: range, path: Path) -> list[float]:

@@ -6,6 +6,7 @@ import errno
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -94,7 +95,8 @@ Port = Annotated[
     int, typer.Option("--port", parser=parse_port, metavar="PORT", help="Port to listen on; 0 takes a free one.")
 ]
 ServedModelName = Annotated[
-    str | None, typer.Option("--served-model-name", help="Name that clients use [default: MODEL as given]")
+    str | None,
+    typer.Option("--served-model-name", help="Name that clients use [default: MODEL, of a path its file or folder]"),
 ]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse fields that nobody knows, instead of naming them in a header.")
@@ -168,7 +170,9 @@ def _serve(given: dict[str, Any], settings: Settings) -> None:
     engine = loading.open_engine(model, config, settings, given["chat_template"])
     if engine.chat_template.is_missing:
         loading.notify("this model has no chat template, so it only continues texts; --chat-template gives it one")
-    listen(engine, host, port, given["served_model_name"] or model, server_config, load, given["log_format"])
+    # A path is nobody's name for a model: what is served is what the file or folder is called.
+    name = given["served_model_name"] or (engine.model_name if Path(model).exists() else model)
+    listen(engine, host, port, name, server_config, load, given["log_format"])
 
 
 def _given(options: Mapping[str, Any], settings: Settings) -> dict[str, Any]:

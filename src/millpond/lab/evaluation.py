@@ -77,7 +77,7 @@ def score_windows(
     number for an id. notify is told how many are done. Raises ConfigError for windows that have no room, EngineError
     where a request fails.
     """
-    _check_room(engine, len(windows[0]))
+    check_room(len(windows[0]), engine.limits.max_total_tokens)
     begin = engine.tokenizer.source.begin
     prompts = {str(number): [*begin, *window[len(begin) :]] for number, window in enumerate(windows)}
     found: dict[str, list[float]] = {}
@@ -94,8 +94,9 @@ def score_windows(
     return [found[name] for name in prompts]
 
 
-def _check_room(engine: Engine, context: int) -> None:
-    most = engine.limits.max_total_tokens - 1
+def check_room(context: int, max_total_tokens: int) -> None:
+    """Raise ConfigError for a window that does not fit into so many tokens with the one that is generated behind it."""
+    most = max_total_tokens - 1
     if context > most:
         raise ConfigError(
             f"a window of {context} tokens and the one that is generated behind it have no room: the context can be at "
@@ -129,7 +130,8 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """exp of the mean negative log probability of the tokens that count, and its standard error."""
+    """exp of the mean negative log probability of the tokens that count, and its standard error.
+    Both are infinite where no float64 holds them."""
 
     perplexity: float
     error: float
@@ -138,5 +140,8 @@ class Perplexity:
     @classmethod
     def of(cls, logprobs: Sequence[float]) -> Perplexity:
         surprise = Estimate.of([-logprob for logprob in logprobs])
-        perplexity = math.exp(surprise.mean)
+        try:
+            perplexity = math.exp(surprise.mean)
+        except OverflowError:
+            return cls(math.inf, math.inf, len(logprobs))
         return cls(perplexity, surprise.error * perplexity, len(logprobs))

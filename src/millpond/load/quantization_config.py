@@ -56,11 +56,18 @@ def read_scheme(config: Mapping[str, Any]) -> Scheme:
 
 
 def quantised_weights(file: str, scheme: Scheme, tensors: Mapping[str, GGUFTensor]) -> dict[str, Tensor]:
-    """The tensors with each quantised weight under its usual name, NAME.weight, in place of its parts."""
+    """The tensors with each quantised weight under its usual name, NAME.weight, in place of its parts. Raises
+    ModelFileError for parts that do not fit, and where there are floats alone."""
     found: dict[str, Tensor] = dict(tensors)
     ends = (scheme.words, scheme.scales, scheme.zeros, scheme.order, scheme.shape)
     suffix = f".{scheme.marker}"
-    for marked in [name for name in tensors if name.endswith(suffix)]:
+    quantised = [name for name in tensors if name.endswith(suffix)]
+    if not quantised and all(each.type in FLOATS for each in tensors.values()):
+        raise ModelFileError(
+            f"{file}: its config.json has a {KEY}, but all {len(tensors)} tensors are floats, and no name ends with "
+            f"{suffix}; take {KEY} out of config.json if the weights are as they should be"
+        )
+    for marked in quantised:
         base = marked.removesuffix(suffix)
         parts = {end: found.pop(f"{base}.{end}") for end in ends if end and f"{base}.{end}" in found}
         found[f"{base}.weight"] = _Reader(file, f"{base}.weight", scheme, parts).weight()

@@ -78,18 +78,27 @@ def _folder(known: KnownModel, cache_dir: Path | None) -> Path:
 
 
 def _existing(model: str) -> Path | None:
-    """`model` as a path, if there is something. What the system does not take as a path is not one."""
+    """`model` as a path, if there is something. What the system does not take as a path is not one. Raises
+    ModelNotFoundError for a part of a split model that is missing from beside others."""
     try:
-        return path if model and (path := Path(model)).exists() else None
+        if model and (path := Path(model)).exists():
+            return path
+        beside = [name for name in part_names(path.name) if path.with_name(name).is_file()] if model else []
     except (OSError, ValueError):
         return None
+    if beside:
+        raise ModelNotFoundError(
+            f"no file {_short(model)}: this part of the model is missing from its folder, where {beside[0]} is"
+        )
+    return None
 
 
 def _in_folder(folder: Path, model: str) -> Path:
     """The folder's only GGUF file; the folder itself where it is one of Hugging Face."""
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf" and path.is_file())
-    if files and [path.name for path in files] == part_names(files[0].name):
-        return files[0]  # the only one, or the first of its parts
+    parts = part_names(files[0].name) if files else []
+    if files and all(path.name in parts for path in files):
+        return files[0]  # the only one, or the first of its parts; what opens it names those that are missing
     if not files and (folder / "config.json").is_file():
         return folder
     if not files:

@@ -8,6 +8,7 @@ step and the lowest log probability; what follows are steps above that, of which
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ MAGIC = b"_logits_"
 HEAD_BYTES = len(MAGIC) + 12
 DEPTH = 16.0  # logits further below a row's largest are written as if they were just so far below it
 STEPS = 65535
+MOST_STEP = 1.001 * DEPTH / STEPS
+SLACK = 0.01  # of a row's sum of probabilities; that of what is cut off at DEPTH comes on top
 FIGURES = 4  # 16-bit words before a row's log probabilities
 
 
@@ -83,6 +86,22 @@ class LogitsFile:
         for index, row in enumerate(logits, position):
             if index in positions:
                 self.rows[window, index - positions.start] = encode_row(row)
+
+    def check(self, window: int) -> None:
+        """Raise ModelFileError for a row of a window that no model has written: it is then no distribution."""
+        for index, row in enumerate(self.rows[window]):
+            step, lowest = row[:FIGURES].view(np.float32).tolist()
+            if not (0 <= step <= MOST_STEP and -math.inf < lowest <= 0):
+                what = f"its step is {step:g} (0 to {MOST_STEP:.2g} can be) and its lowest log probability {lowest:g}"
+                raise self._damaged(window, index, what)
+            total = float(np.exp(decode_row(row, self.vocab)).sum(dtype=np.float64))
+            if not 1 - SLACK <= total <= 1 + SLACK + self.vocab * math.exp(-DEPTH):
+                raise self._damaged(window, index, f"its probabilities sum to {total:g}, not to 1")
+
+    def _damaged(self, window: int, index: int, what: str) -> ModelFileError:
+        return ModelFileError(
+            f"{self.path.name}: row {index} of window {window} is damaged: {what}; have the file written again"
+        )
 
     def flush(self) -> None:
         """What was put is in the file."""

@@ -383,7 +383,7 @@ def check_prompt(prompt: Any) -> None:
     _check_length("prompt", prompt, MAX_PROMPTS)
     for index, each in enumerate(prompt):
         if each == []:
-            raise InvalidRequestError(f"prompt {index} is empty: it holds no token", f"prompt[{index}]")
+            raise InvalidRequestError(f"prompt[{index}] is empty: it holds no token", f"prompt[{index}]")
     if not (all(isinstance(each, str) for each in prompt) or all(map(_are_token_ids, prompt))):
         raise InvalidRequestError(
             "a list of prompts must hold only texts, only token ids or only token-id lists", "prompt"
