@@ -472,7 +472,7 @@ def test_a_client_that_goes_one_that_does_not_read_and_a_choice_that_fails_are_t
         await asyncio.gather(gone, return_exceptions=True)
         while not (unread.is_over and answer.done()):
             runner.let_through(1)
-            await asyncio.sleep(0)
+            await runner.wait_until_entered()  # "good" goes on, and no step runs ahead of who reads
         assert (await answer).finish_reason is not None
         await outputs.aclose()
         runner.open_for_good()
