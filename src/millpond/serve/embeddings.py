@@ -12,8 +12,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field, SkipValidation, field_validator
 
-from millpond.core.policies import MOST_PRIORITY
-from millpond.engine.call import MOST_DEADLINE_MS
 from millpond.engine.embeddings import embedding_params, numbers_of, shortened
 from millpond.errors import EngineError, InvalidRequestError
 from millpond.serve import refusals
@@ -23,7 +21,7 @@ from millpond.serve.generation import GENERATION_RESPONSES, choice_requests
 from millpond.serve.intake import off_loop, prompt_names
 from millpond.serve.protocol import Body, Prompt, check_prompt, listed_prompts
 from millpond.serve.responses import reason_of
-from millpond.serve.shapes import PROMPT_SHAPE, Salt, bounds
+from millpond.serve.shapes import PROMPT_SHAPE, DeadlineMs, Priority, Salt, Timeout, bounds
 
 
 class EmbeddingRequest(Body):
@@ -39,19 +37,9 @@ class EmbeddingRequest(Body):
     dimensions: int | None = Field(
         None, description="So many of the first numbers, again of length 1; all.", json_schema_extra=bounds(1)
     )
-    timeout: float | None = Field(
-        None, description="Seconds that the whole answer may take, waiting included.", json_schema_extra=bounds(above=0)
-    )
-    deadline_ms: int | None = Field(
-        None,
-        description="Milliseconds in which the whole answer is of use; a 503 at once where that cannot be.",
-        json_schema_extra=bounds(1, MOST_DEADLINE_MS),
-    )
-    priority: int | None = Field(
-        None,
-        description="A smaller one goes first; only with --policy priority.",
-        json_schema_extra=bounds(-MOST_PRIORITY, MOST_PRIORITY),
-    )
+    timeout: Timeout = None
+    deadline_ms: DeadlineMs = None
+    priority: Priority = None
     cache_salt: Salt = Field(None, description="Only requests of the same salt share computed prefixes.")
     user: str | None = Field(None, description="The tenant, with --policy fair and no API key.")
 

@@ -15,7 +15,6 @@ from pydantic import (
     model_validator,
 )
 
-from millpond.core.policies import MOST_PRIORITY
 from millpond.core.sampling import (
     MAX_BAD_CHARACTERS,
     MAX_BAD_WORDS,
@@ -28,7 +27,6 @@ from millpond.core.sampling import (
     SamplingParams,
     check_texts,
 )
-from millpond.engine.call import MOST_DEADLINE_MS
 from millpond.errors import InvalidRequestError, shown
 from millpond.serve import refusals
 from millpond.serve.shapes import (
@@ -38,9 +36,12 @@ from millpond.serve.shapes import (
     BadWords,
     Biases,
     Content,
+    DeadlineMs,
+    Priority,
     Salt,
     StopTexts,
     StopTokenIds,
+    Timeout,
     ToolCalls,
     bounds,
 )
@@ -133,19 +134,9 @@ class GenerationRequest(Body):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = Field(None, json_schema_extra=bounds(0, MAX_LOGPROBS))
-    timeout: float | None = Field(
-        None, description="Seconds that the whole answer may take, waiting included.", json_schema_extra=bounds(above=0)
-    )
-    deadline_ms: int | None = Field(
-        None,
-        description="Milliseconds in which the whole answer is of use; a 503 at once where that cannot be.",
-        json_schema_extra=bounds(1, MOST_DEADLINE_MS),
-    )
-    priority: int | None = Field(
-        None,
-        description="A smaller one goes first; only with --policy priority.",
-        json_schema_extra=bounds(-MOST_PRIORITY, MOST_PRIORITY),
-    )
+    timeout: Timeout = None
+    deadline_ms: DeadlineMs = None
+    priority: Priority = None
     cache_salt: Salt = Field(None, description="Only requests of the same salt share computed prefixes.")
     user: str | None = Field(
         None, description="The tenant, with --policy fair and no API key; the two below change nothing."

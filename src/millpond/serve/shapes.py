@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
+from millpond.core.policies import MOST_PRIORITY
 from millpond.core.sampling import (
     MAX_BAD_CHARACTERS,
     MAX_BAD_WORDS,
@@ -14,6 +15,7 @@ from millpond.core.sampling import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
+from millpond.engine.call import MOST_DEADLINE_MS
 
 MAX_PROMPTS = 1024
 
@@ -70,3 +72,23 @@ TokenIds = Annotated[list[int], WithJsonSchema(_list_of(_TOKEN_ID))]
 StopTokenIds = Annotated[list[int] | None, _one_of(_list_of(_TOKEN_ID, MAX_STOP_TOKEN_IDS), _NULL)]
 AllowedTokenIds = Annotated[list[int] | None, _one_of(_list_of(_TOKEN_ID, least=1), _NULL)]
 Salt = Annotated[str | None, _one_of(_text(MAX_SALT_CHARACTERS), _NULL)]
+
+# What every request may ask of its turn.
+Timeout = Annotated[
+    float | None,
+    Field(description="Seconds that the whole answer may take, waiting included.", json_schema_extra=bounds(above=0)),
+]
+DeadlineMs = Annotated[
+    int | None,
+    Field(
+        description="Milliseconds in which the whole answer is of use; a 503 at once where that cannot be.",
+        json_schema_extra=bounds(1, MOST_DEADLINE_MS),
+    ),
+]
+Priority = Annotated[
+    int | None,
+    Field(
+        description="A smaller one goes first; only with --policy priority.",
+        json_schema_extra=bounds(-MOST_PRIORITY, MOST_PRIORITY),
+    ),
+]
