@@ -241,5 +241,5 @@ def head_tiles(tiles, thread, weights, rows, scratch):
         linear_tile(tiles, layer, tile, first, last, scratch.inputs, scratch.sums, c, ldc, unpacked)
         if cap:
             for m in range(last - first):
-                cap_row(c + m * ldc, cap, COLUMNS // 16)
+                cap_row(c + m * ldc, np.float32(1.0), cap, COLUMNS // 16)
         note_tops(last - first, c, ldc, address(scratch.tops) + first * ldtops + tile * 4, ldtops)
