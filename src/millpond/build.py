@@ -24,7 +24,6 @@ from millpond.engine.engine import Engine
 from millpond.engine.scheduling import make_scheduler
 from millpond.errors import ConfigError, ModelFileError, shown
 from millpond.kernels.attention import BLOCK
-from millpond.kernels.cache import SOURCE_FOLDERS, source_hash
 from millpond.kernels.isa import choose
 from millpond.kernels.threads import thread_count
 from millpond.load.block_file import BlockFormat
@@ -42,6 +41,7 @@ from millpond.model.pooling import LAST, read_pooling
 from millpond.model.random_weights import random_weights, random_weights_bytes
 from millpond.model.weights import ModelWeights
 from millpond.runner.model_runner import ModelRunner
+from millpond.source_hash import SOURCE_FOLDERS, source_hash
 from millpond.text.given_template import read_template
 from millpond.text.tokenizer import Tokenizer
 
