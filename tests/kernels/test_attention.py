@@ -99,6 +99,7 @@ class Sequence:
             tiles, self.keys, self.values, self.key_scales, self.value_scales, head, rows, self.heads_per_kv, first + 1,
             self.table, q.ctypes.data, q.nbytes // rows, out.ctypes.data, self.head_dim,
             np.float32(self.head_dim**-0.5), window, np.float32(cap), scores, factors,
+            self.keys.ctypes.data, self.table, blocks,
         )  # fmt: skip
         assert (room[-self.head_dim :] == GUARD).all(), "written beyond the last row"
         return out

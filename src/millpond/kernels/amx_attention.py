@@ -44,15 +44,16 @@ def _block_at(ir, base, block_bytes, table, i):
 
 
 @intrinsic(prefer_literal=True)
-def scores_tile(typingctx, head_dim, rows, q, ldq, k, block_bytes, table, blocks, scores, ldscores):
+def scores_tile(typingctx, head_dim, rows, q, ldq, k, v, block_bytes, table, blocks, scores, ldscores):
     """scores[0:rows, 0:16 * blocks] = q @ k over a sequence's blocks; bfloat16 q and k, table: int64 block
-    numbers."""
+    numbers. v: the values: up to AMX_ROWS rows, which would wait for memory, ask for them here already."""
     pieces = head_dim.literal_value // PIECE
 
     def codegen(context, builder, signature, args):
         ir, b = Ir(builder, AVX512), builder
-        rows, q, ldq, k, block_bytes, table, blocks, scores, lds = args[1:]
-        zeros = room(ir, LINE)
+        rows, q, ldq, k, v, block_bytes, table, blocks, scores, lds = args[1:]
+        zeros, last = room(ir, LINE), b.sub(blocks, I64(1))
+        asked = b.select(b.icmp_signed("<=", rows, I64(AMX_ROWS)), I64(pieces * AMX_ROWS), I64(0))  # cache lines
         ir.store(ir.const(V16I32, 0), zeros)
         key_tiles, sums = (pieces, pieces + 1), (pieces + 2, pieces + 3)
 
@@ -63,6 +64,8 @@ def scores_tile(typingctx, head_dim, rows, q, ldq, k, block_bytes, table, blocks
                 load_tile(ir, piece, ir.at(q_r, piece * LINE), ldq)
 
             def block(i, turn):
+                values = _block_at(ir, v, block_bytes, table, i)
+                ir.loop(asked, [], lambda n, _: ir.prefetch(ir.at(values, ir.times(n, LINE)), near=2) or [])
                 keys = _block_at(ir, k, block_bytes, table, i)
                 load_tile(ir, sums[turn], zeros, I64(0))
                 for piece in range(pieces):
@@ -76,12 +79,12 @@ def scores_tile(typingctx, head_dim, rows, q, ldq, k, block_bytes, table, blocks
                 return []
 
             ir.loop(b.ashr(blocks, I64(1)), [], two_blocks)
-            ir.loop(b.and_(blocks, I64(1)), [], lambda _, __: block(b.sub(blocks, I64(1)), 0) or [])
+            ir.loop(b.and_(blocks, I64(1)), [], lambda _, __: block(last, 0) or [])
 
         _rows_at_a_time(ir, rows, some_rows)
         return context.get_dummy_value()
 
-    return types.void(head_dim, *[types.int64] * 9), codegen
+    return types.void(head_dim, *[types.int64] * 10), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -140,9 +143,9 @@ def values_tile(typingctx, head_dim, rows, p, ldp, table, blocks, v, block_bytes
 
 
 @inner
-def all_scores(head_dim, rows, q, ldq, k, block_bytes, table, blocks, scores, ldscores):
+def all_scores(head_dim, rows, q, ldq, k, v, block_bytes, table, blocks, scores, ldscores):
     """scores_tile as a function to be compiled on its own, once for each head_dim."""
-    scores_tile(head_dim, rows, q, ldq, k, block_bytes, table, blocks, scores, ldscores)
+    scores_tile(head_dim, rows, q, ldq, k, v, block_bytes, table, blocks, scores, ldscores)
 
 
 @inner

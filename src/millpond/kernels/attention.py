@@ -14,6 +14,7 @@ from millpond.kernels.attention_int8 import BLOCK, DIMS, put_probabilities, scor
 from millpond.kernels.isa import AVX512, PORTABLE
 from millpond.kernels.jit import compiled, inner
 from millpond.kernels.link import call
+from millpond.kernels.matmul import LINE, fetch
 from millpond.kernels.pointwise import cap_row
 from millpond.kernels.simd import F32, I1, I32, I64, LOG2_E, V16F32, V16I32, Ir, address, put_float, vector
 
@@ -27,6 +28,7 @@ from millpond.kernels.simd import F32, I1, I32, I64, LOG2_E, V16F32, V16I32, Ir,
 F32_KV, BF16_KV, INT8_KV = range(3)
 KV_KINDS = {np.float32: F32_KV, np.uint16: BF16_KV, np.uint8: INT8_KV}  # by the type of the arrays that hold it
 TILE_ROWS = 6
+FEW_ROWS = 16  # so many and fewer would wait for memory: what comes next is asked for before it is needed
 GROUP_TOKENS = 8  # consecutive tokens of one sequence that attend together and share each K/V load
 
 
@@ -234,7 +236,7 @@ def cap_scores(x, scale, cap, count):
 @compiled
 def attend(
     tiles, keys, values, key_scales, value_scales, kv_head, rows, per_token, length, table,
-    q, q_bytes, o, head_dim, scale, window, cap, scores, factors,
+    q, q_bytes, o, head_dim, scale, window, cap, scores, factors, next_keys, next_table, next_blocks,
 ):  # fmt: skip
     """`rows` query rows of one K/V head and one sequence, `per_token` rows a token, consecutive tokens.
 
@@ -242,7 +244,8 @@ def attend(
     `length` positions, the next one's one more; of these a token attends to the last `window`, or to all where that is
     0. table: int64, the sequence's blocks. q: address of the rows as the cache wants them, q_bytes apart; o: of
     head_dim float32 for each. scale: of the scores; cap: c in c * tanh(score / c), or 0. scores: float32 scratch
-    [rows, >= 16 * blocks]; factors: float32 [rows].
+    [rows, >= 16 * blocks]; factors: float32 [rows]. next_keys: the address of the K/V head that this thread is likely
+    to attend to next, next_table the blocks there, next_blocks so many: few rows ask for them while they compute.
     """
     # The first token's window begins first. Where a later row's begins in a later block, its weights before are 0.
     skipped = max(0, length - window) // BLOCK if window else 0
@@ -253,16 +256,22 @@ def attend(
     o_bytes, score_bytes, at_table = head_dim * 4, scores.strides[0], address(table) + 8 * skipped
     if tiles.all_scores:
         call(
-            tiles.all_scores, 0, rows, q, q_bytes, k, keys.strides[0], at_table, blocks, address(scores), score_bytes,
+            tiles.all_scores, 0, rows, q, q_bytes, k, v, keys.strides[0], at_table, blocks, address(scores),
+            score_bytes,
         )  # fmt: skip
     for b in range(0 if tiles.all_scores else blocks):
         place = table[skipped + b]
         k_b, scales_b = k + place * keys.strides[0], k_scales + place * key_scales.strides[0]
+        if rows <= FEW_ROWS:
+            fetch(v + place * values.strides[0], values.strides[1] // LINE)
         for r in range(0, rows, TILE_ROWS):
             n, at_q, at_s = min(TILE_ROWS, rows - r), q + r * q_bytes, address(scores) + r * score_bytes + 64 * b
             call(tiles.score[n], 0, 0, n, at_q, q_bytes, k_b, scales_b, at_s, score_bytes, head_dim)
     left = np.float32(1.0) if cap else scale  # to multiply the scores by in the softmax
+    wanted = next_blocks if rows <= FEW_ROWS else 0
     for r in range(rows):
+        for b in range(wanted * r // rows, wanted * (r + 1) // rows):
+            fetch(next_keys + next_table[b] * keys.strides[0], keys.strides[1] // LINE)
         at_s, own, windowed = address(scores) + r * score_bytes, length + r // per_token, min(window, 1)
         if cap:
             call(tiles.cap, at_s, scale, cap, blocks)

@@ -21,8 +21,9 @@ I1, I8, I16, I32, I64, F32, F16 = (
     ir.HalfType(),
 )
 LANES = 16
-# Of Ir.exp and Ir.exp2: log2 e in two parts, the coefficients of f, f**2, ... in 2**f for -0.5 <= f <= 0.5 (least squares,
-# weighted until the largest relative error was smallest: 9e-8), and 1.5 * 2**23 + 127, a float32's exponent bias.
+# Of Ir.exp and Ir.exp2: log2 e in two parts, the coefficients of f, f**2, ... in 2**f for -0.5 <= f <= 0.5 (least
+# squares, weighted until the largest relative error was smallest: 9e-8), and 1.5 * 2**23 + 127, the exponent bias of a
+# float32.
 LOG2_E, LOG2_E_REST = 1.4426950216293335, 1.92596298909109e-08
 EXP2 = (0.69314698, 0.24022242, 0.05550734, 0.00967151, 0.00132647)
 SHIFT = 12583039.0

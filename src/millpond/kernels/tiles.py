@@ -82,7 +82,7 @@ def load_tiles(
         softmax=softmaxes,
         cap=link(cap_scores, types.int64, types.float32, types.float32, types.int64) if capped else 0,
         value=values,
-        all_scores=link(all_scores, types.literal(head_dim), *ints[:9]) if by_amx else 0,
+        all_scores=link(all_scores, types.literal(head_dim), *ints[:10]) if by_amx else 0,
         all_values=link(all_values, types.literal(head_dim), *ints[:10]) if by_amx else 0,
     )
 
