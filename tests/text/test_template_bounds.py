@@ -161,6 +161,15 @@ def test_what_a_value_holds_twice_is_counted_twice_and_looked_into_once(monkeypa
     assert Looked.times < 300
 
 
+def test_a_rendering_that_nobody_waits_for_ends_at_its_next_step():
+    turns = iter([False] * 5)
+    template = ChatTemplate("{% for i in range(9) %}{{ raise_exception('too late') if i > 5 }}{% endfor %}", {})
+    with pytest.raises(InvalidRequestError, match="nobody waits"):
+        template.render(HI, lambda: next(turns, True))
+    with pytest.raises(InvalidRequestError, match="too late"):
+        template.render(HI, lambda: False)
+
+
 def test_a_namespace_that_holds_itself_is_stopped():
     with pytest.raises(InvalidRequestError, match="too large"):
         render("{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}", max_steps=1000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import ItemsView, Iterable, Mapping, Sequence, Set, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Mapping, Sequence, Set, ValuesView
 from itertools import chain
 from typing import Any
 
@@ -30,15 +30,21 @@ class Refusal(TemplateError):
 
 
 class Budget:
-    """What is left of one rendering's steps. Sizes are in characters; an item of a sequence counts for eight."""
+    """What is left of one rendering's steps. Sizes are in characters; an item of a sequence counts for eight.
 
-    __slots__ = ("_left", "_limit", "_max_characters")
+    is_unwanted is asked at every step whether anybody still waits.
+    """
 
-    def __init__(self, limit: int, max_characters: int) -> None:
+    __slots__ = ("_is_unwanted", "_left", "_limit", "_max_characters")
+
+    def __init__(self, limit: int, max_characters: int, is_unwanted: Callable[[], bool] = lambda: False) -> None:
         self._left = self._limit = limit
         self._max_characters = max_characters
+        self._is_unwanted = is_unwanted
 
     def take(self, steps: int = 1) -> None:
+        if self._is_unwanted():
+            raise Refusal("nobody waits for what the chat template gives")
         self._left -= steps
         if self._left < 0:
             raise Refusal(f"the chat template took more than {self._limit} steps")
