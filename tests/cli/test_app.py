@@ -17,7 +17,6 @@ from millpond.cli import loading
 from millpond.cli.app import app, run
 from millpond.errors import ConfigError, ModelFileError
 
-
 whole_command = cache(partial(typer.main.get_command, app))
 
 
