@@ -134,8 +134,8 @@ def geglu(gate, up, target, count):
 
 
 @njit
-def capped(x, cap, count):
-    cap_row(x, cap, count)
+def capped(x, scale, cap, count):
+    cap_row(x, scale, cap, count)
 
 
 @njit
@@ -154,11 +154,13 @@ def test_gelu_is_its_tanh_form():
     np.testing.assert_allclose(target, expected, rtol=2e-6, atol=1e-12)
 
 
-def test_a_cap_bends_numbers_towards_it_and_keeps_what_is_none():
+@pytest.mark.parametrize("scale", [1.0, 0.125])
+def test_a_cap_bends_numbers_towards_it_and_keeps_what_is_none(scale):
     x = np.concatenate([np.linspace(-500, 500, 4094), [np.inf, np.nan]]).astype(np.float32)
     got = x.copy()
-    capped(got.ctypes.data, np.float32(30), x.size // 16)
-    np.testing.assert_allclose(got[:-1], 30 * np.tanh(x[:-1].astype(np.float64) / 30), rtol=0, atol=1e-5)
+    capped(got.ctypes.data, np.float32(scale), np.float32(30), x.size // 16)
+    expected = 30 * np.tanh(scale * x[:-1].astype(np.float64) / 30)
+    np.testing.assert_allclose(got[:-1], expected, rtol=0, atol=1e-5)
     assert np.isnan(got[-1])
 
 

@@ -35,6 +35,12 @@ def exp():
 
 
 @pytest.fixture(scope="module")
+def exp2():
+    compiled = lanes(lambda ir, x: ir.exp2(x), [V16F32], V16F32)
+    return lambda x: compiled(np.asarray(x, np.float32)).view(np.float32).ravel()
+
+
+@pytest.fixture(scope="module")
 def to_bf16():
     compiled = lanes(lambda ir, x: ir.to_bf16(x), [V16F32], V16I16)
     return lambda x: compiled(np.asarray(x, np.float32)).view(np.uint16).ravel()
@@ -47,8 +53,21 @@ def test_exp_is_within_about_two_units_in_the_last_place(exp):
     assert (np.abs(exp(x) - exact) / unit).max() <= LARGEST_EXP_ERROR
 
 
+def test_exp2_is_within_about_two_units_in_the_last_place(exp2):
+    x = np.linspace(-125, 127, 1 << 20, dtype=np.float32)
+    exact = np.exp2(x.astype(np.float64))
+    assert (np.abs(exp2(x) - exact) / np.spacing(exact.astype(np.float32))).max() <= LARGEST_EXP_ERROR
+    np.testing.assert_array_equal(exp2(np.arange(-125, 127)[:240]), 2.0 ** np.arange(-125, 127)[:240])
+
+
 def test_exp_of_zero_is_exactly_one(exp):
     np.testing.assert_array_equal(exp([0.0] * 8 + [-0.0] * 8), 1.0)
+
+
+def test_exp2_below_its_range_is_a_vanishing_number_and_of_no_number_none(exp2):
+    far = exp2([-126.5, -1000, -3.4e38, -np.inf] * 4)
+    assert ((far >= 0) & (far <= 2.0**-125)).all()
+    np.testing.assert_array_equal(np.isnan(exp2([np.nan, 0.0] * 8)), [True, False] * 8)
 
 
 def test_exp_below_its_range_is_a_vanishing_number_and_not_garbage(exp):

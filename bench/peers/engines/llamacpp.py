@@ -28,6 +28,8 @@ VARIANTS: dict[str, Settings] = {
     "q4_0": {"model": "q4_0.gguf"},
     "q8_0": {"model": "q8_0.gguf"},
     "q4_1": {"model": ""},  # the file that everything is made from
+    # Where the processor has AMX: without this, b11434 as GCC 12 builds it ends with an illegal instruction.
+    "no_repack": {"model": "q4_0.gguf", "switches": ["--no-repack"]},
     "no_fa": {"model": "q4_0.gguf", "flags": {"-fa": "off"}},
     "ub_128": {"model": "q4_0.gguf", "flags": {"-ub": 128}},
     "ub_2048": {"model": "q4_0.gguf", "flags": {"-ub": 2048}},

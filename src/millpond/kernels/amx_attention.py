@@ -43,51 +43,47 @@ def _block_at(ir, base, block_bytes, table, i):
 
 
 @intrinsic(prefer_literal=True)
-def scores_tile(typingctx, head_dim, rows, q, ldq, k, block_bytes, table, blocks, scores, ldscores, scale):
-    """scores[0:rows, 0:16 * blocks] = scale * q @ k over a sequence's blocks; bfloat16 q and k, table: int64 block
-    numbers."""
+def scores_tile(typingctx, head_dim, rows, q, ldq, k, v, block_bytes, table, blocks, scores, ldscores):
+    """scores[0:rows, 0:16 * blocks] = q @ k over a sequence's blocks; bfloat16 q and k, table: int64 block
+    numbers. v: the values: up to AMX_ROWS rows, which would wait for memory, ask for them here already."""
     pieces = head_dim.literal_value // PIECE
 
     def codegen(context, builder, signature, args):
         ir, b = Ir(builder, AVX512), builder
-        rows, q, ldq, k, block_bytes, table, blocks, scores, lds, scale = args[1:]
-        zeros, factor = room(ir, LINE), ir.splat(scale)
+        rows, q, ldq, k, v, block_bytes, table, blocks, scores, lds = args[1:]
+        zeros, last = room(ir, LINE), b.sub(blocks, I64(1))
+        asked = b.select(b.icmp_signed("<=", rows, I64(AMX_ROWS)), I64(pieces * AMX_ROWS), I64(0))  # cache lines
         ir.store(ir.const(V16I32, 0), zeros)
-        key_tiles, sums = (pieces, pieces + 1), pieces + 2
+        key_tiles, sums = (pieces, pieces + 1), (pieces + 2, pieces + 3)
 
         def some_rows(first, count):
-            configure(ir, [(count, LINE)] * pieces + [(I64(AMX_ROWS), LINE)] * 2 + [(count, LINE)])
+            configure(ir, [(count, LINE)] * pieces + [(I64(AMX_ROWS), LINE)] * 2 + [(count, LINE)] * 2)
             q_r, scores_r = ir.at(q, b.mul(first, ldq)), ir.at(scores, b.mul(first, lds))
             for piece in range(pieces):
                 load_tile(ir, piece, ir.at(q_r, piece * LINE), ldq)
 
-            def block(i, _):
+            def block(i, turn):
+                values = _block_at(ir, v, block_bytes, table, i)
+                ir.loop(asked, [], lambda n, _: ir.prefetch(ir.at(values, ir.times(n, LINE)), near=2) or [])
                 keys = _block_at(ir, k, block_bytes, table, i)
-                load_tile(ir, sums, zeros, I64(0))
+                load_tile(ir, sums[turn], zeros, I64(0))
                 for piece in range(pieces):
                     load_tile(ir, key_tiles[piece % 2], ir.at(keys, piece * AMX_ROWS * LINE), I64(LINE))
-                    tile_call(ir, "tdpbf16ps", sums, piece, key_tiles[piece % 2])
-                store_tile(ir, sums, ir.at(scores_r, ir.times(i, LINE)), lds)
+                    tile_call(ir, "tdpbf16ps", sums[turn], piece, key_tiles[piece % 2])
+                store_tile(ir, sums[turn], ir.at(scores_r, ir.times(i, LINE)), lds)
+
+            def two_blocks(i, _):
+                block(ir.times(i, 2), 0)
+                block(ir.at(ir.times(i, 2), 1), 1)
                 return []
 
-            def scaled(r, _):
-                row = ir.at(scores_r, b.mul(r, lds))
-
-                def one(i, _):
-                    at = ir.at(row, ir.times(i, LINE))
-                    ir.store(b.fmul(ir.load(V16F32, at), factor), at)
-                    return []
-
-                ir.loop(blocks, [], one)
-                return []
-
-            ir.loop(blocks, [], block)
-            ir.loop(count, [], scaled)
+            ir.loop(b.ashr(blocks, I64(1)), [], two_blocks)
+            ir.loop(b.and_(blocks, I64(1)), [], lambda _, __: block(last, 0) or [])
 
         _rows_at_a_time(ir, rows, some_rows)
         return context.get_dummy_value()
 
-    return types.void(head_dim, *[types.int64] * 9, types.float32), codegen
+    return types.void(head_dim, *[types.int64] * 10), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -146,9 +142,9 @@ def values_tile(typingctx, head_dim, rows, p, ldp, table, blocks, v, block_bytes
 
 
 @njit(cache=True, nogil=True)
-def all_scores(head_dim, rows, q, ldq, k, block_bytes, table, blocks, scores, ldscores, scale):
+def all_scores(head_dim, rows, q, ldq, k, v, block_bytes, table, blocks, scores, ldscores):
     """scores_tile as a function to be compiled on its own, once for each head_dim."""
-    scores_tile(head_dim, rows, q, ldq, k, block_bytes, table, blocks, scores, ldscores, scale)
+    scores_tile(head_dim, rows, q, ldq, k, v, block_bytes, table, blocks, scores, ldscores)
 
 
 @njit(cache=True, nogil=True)

@@ -3,7 +3,7 @@
 For each row: scores over all its blocks, a softmax over its context, then the weighted sum of the values.
 """
 
-from functools import partial
+from functools import partial, reduce
 
 import numpy as np
 from llvmlite.ir import Constant
@@ -11,9 +11,11 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from millpond.kernels.attention_int8 import BLOCK, DIMS, put_probabilities, score_dims, value_block
+from millpond.kernels.isa import AVX512, PORTABLE
 from millpond.kernels.link import call
+from millpond.kernels.matmul import LINE, fetch
 from millpond.kernels.pointwise import cap_row
-from millpond.kernels.simd import F32, I1, I32, I64, V16F32, V16I32, Ir, address, put_float, vector
+from millpond.kernels.simd import F32, I1, I32, I64, LOG2_E, V16F32, V16I32, Ir, address, put_float, vector
 
 # A block holds 16 positions. Its keys and values are laid out for the tiles, per K/V head:
 #
@@ -25,22 +27,23 @@ from millpond.kernels.simd import F32, I1, I32, I64, V16F32, V16I32, Ir, address
 F32_KV, BF16_KV, INT8_KV = range(3)
 KV_KINDS = {np.float32: F32_KV, np.uint16: BF16_KV, np.uint8: INT8_KV}  # by the type of the arrays that hold it
 TILE_ROWS = 6
+FEW_ROWS = 16  # so many and fewer would wait for memory: what comes next is asked for before it is needed
 GROUP_TOKENS = 8  # consecutive tokens of one sequence that attend together and share each K/V load
 
 
 @intrinsic(prefer_literal=True)
-def score_tile(typingctx, isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, scale, head_dim):
-    """scores[0:rows, 0:16] = scale * q @ k for one block. q: rows as kv, the kind of cache, wants them; k_scales: of an
+def score_tile(typingctx, isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, head_dim):
+    """scores[0:rows, 0:16] = q @ k for one block. q: rows as kv, the kind of cache, wants them; k_scales: of an
     8-bit cache."""
     isa_, kv_, rows_ = isa.literal_value, kv.literal_value, rows.literal_value
     bf16_ = kv_ == BF16_KV
 
     def codegen(context, builder, signature, args):
         ir = Ir(builder, isa_)
-        q, ldq, k, k_scales, scores, lds, scale, head_dim = args[3:]
+        q, ldq, k, k_scales, scores, lds, head_dim = args[3:]
         steps, size = 8, ir.together(rows_, 3)
         dims = {F32_KV: steps, BF16_KV: 2 * steps, INT8_KV: DIMS}[kv_]
-        factor, count = ir.splat(scale), builder.sdiv(head_dim, I64(dims))
+        count = builder.sdiv(head_dim, I64(dims))
 
         def some_dims(q_row, i, acc):
             acc = [list(acc[: len(q_row)]), list(acc[len(q_row) :])]  # two chains hide the latency
@@ -61,14 +64,13 @@ def score_tile(typingctx, isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, 
         def some_rows(i, _):
             row = [ir.at(ir.times(i, size), r) for r in range(size)]
             for r, total in zip(row, totals([ir.at(q, builder.mul(ldq, r)) for r in row]), strict=True):
-                ir.store(builder.fmul(total, factor), ir.at(scores, builder.mul(lds, r)))
+                ir.store(total, ir.at(scores, builder.mul(lds, r)))
             return []
 
         ir.loop(I64(rows_ // size), [], some_rows)
         return context.get_dummy_value()
 
-    args = [types.int64] * 6 + [types.float32, types.int64]
-    return types.void(isa, kv, rows, *args), codegen
+    return types.void(isa, kv, rows, *[types.int64] * 7), codegen
 
 
 def _block_at(ir, base, block_bytes, table, i):
@@ -77,58 +79,81 @@ def _block_at(ir, base, block_bytes, table, i):
 
 
 @intrinsic(prefer_literal=True)
-def softmax_row(typingctx, kv, windowed, start, scores, length, blocks, table, v_scales, block_bytes):
-    """exp(scores[i] - max) for i < length, 0 from there to 16 * blocks, written over the scores; returns 1 / sum. With
-    windowed 1 also 0 for i < start.
+def softmax_row(typingctx, isa, kv, windowed, scale, start, scores, length, blocks, table, v_scales, block_bytes):
+    """exp(scale * (scores[i] - max)) for i < length, 0 from there to 16 * blocks, written over the scores; returns
+    1 / sum. With windowed 1 also 0 for i < start.
 
     What is written has the cache's type; a bfloat16 row takes the first half of the room of its scores. v_scales:
     of an 8-bit cache, block_bytes from one block to the next.
     """
-    kv_, windowed_ = kv.literal_value, windowed.literal_value
+    isa_, kv_, windowed_ = isa.literal_value, kv.literal_value, windowed.literal_value
 
     def codegen(context, builder, signature, args):
-        ir = Ir(builder)
-        start, scores, length, blocks, table, v_scales, block_bytes = args[2:]
+        ir, to_bf16 = Ir(builder), Ir(builder, isa_ if isa_ == AVX512 else PORTABLE).to_bf16
+        scale, start, scores, length, blocks, table, v_scales, block_bytes = args[3:]
         lanes = Constant(V16I32, list(range(16)))
         own_blocks = builder.sdiv(builder.add(length, I64(BLOCK - 1)), I64(BLOCK))
-        lowest = ir.const(V16F32, -3.0e38)
+        whole = I64(0) if windowed_ else builder.sdiv(length, I64(BLOCK))  # blocks that are looked at without a mask
+        nowhere, lowest = ir.const(vector(I1), 0), ir.const(V16F32, -3.0e38)
+        everywhere = ir.const(vector(I1), 1)
 
         def score(i):
+            return ir.load(V16F32, ir.at(scores, ir.times(i, 64)))
+
+        def inside(i):
             left = builder.trunc(builder.sub(length, ir.times(i, BLOCK)), I32)
-            inside = builder.icmp_signed("<", lanes, ir.splat(left))
+            result = builder.icmp_signed("<", lanes, ir.splat(left))
             if windowed_:
                 before = builder.trunc(builder.sub(start, ir.times(i, BLOCK)), I32)
-                inside = builder.and_(inside, builder.icmp_signed(">=", lanes, ir.splat(before)))
-            return ir.load(V16F32, ir.at(scores, ir.times(i, 64))), inside
+                result = builder.and_(result, builder.icmp_signed(">=", lanes, ir.splat(before)))
+            return result
+
+        def four_larger(i, acc):
+            return [ir.select_max(score(ir.at(ir.times(i, 4), j)), peak) for j, peak in enumerate(acc)]
 
         def larger(i, acc):
-            value, inside = score(i)
-            return [ir.select_max(builder.select(inside, value, lowest), acc[0])]
+            i = builder.add(whole, i)
+            return [ir.select_max(builder.select(inside(i), score(i), lowest), acc[0])]
 
-        (peak,) = ir.loop(own_blocks, [lowest], larger)
-        peak = ir.splat(ir.reduce(ir.select_max, peak))
+        peaks = ir.loop(builder.ashr(whole, I64(2)), [lowest] * 4, four_larger)
+        rest = builder.and_(whole, I64(3))
+        first = builder.sub(whole, rest)
+        peaks[:1] = ir.loop(rest, peaks[:1], lambda i, acc: [ir.select_max(score(builder.add(first, i)), acc[0])])
+        peaks[:1] = ir.loop(builder.sub(own_blocks, whole), peaks[:1], larger)
+        peak = ir.reduce(ir.select_max, reduce(ir.select_max, peaks))
+        factor = builder.fmul(scale, F32(LOG2_E))
+        factor, peak = ir.splat(factor), ir.splat(builder.fneg(builder.fmul(peak, factor)))
 
         def put(i, value, inside):
             if kv_ == INT8_KV:
                 put_probabilities(ir, scores, _block_at(ir, v_scales, block_bytes, table, i), i, value, inside)
             elif kv_ == BF16_KV:
-                ir.store(ir.to_bf16(value), ir.at(scores, ir.times(i, 32)))
+                ir.store(to_bf16(value), ir.at(scores, ir.times(i, 32)))
             else:
                 ir.store(value, ir.at(scores, ir.times(i, 64)))
 
-        def exponentials(i, acc):
-            value, inside = score(i)
-            value = builder.select(inside, ir.exp(builder.fsub(value, peak)), ir.zero())
-            put(i, value, inside)
+        def exponential(i):
+            return ir.exp2(ir.fma(score(i), factor, peak))
+
+        def whole_block(i, acc):
+            value = exponential(i)
+            put(i, value, everywhere)
             return [builder.fadd(acc[0], value)]
 
-        (total,) = ir.loop(own_blocks, [ir.zero()], exponentials)
+        def part_of_block(i, acc):
+            i = builder.add(whole, i)
+            value = builder.select(inside(i), exponential(i), ir.zero())
+            put(i, value, inside(i))
+            return [builder.fadd(acc[0], value)]
+
+        (total,) = ir.loop(whole, [ir.zero()], whole_block)
+        (total,) = ir.loop(builder.sub(own_blocks, whole), [total], part_of_block)
         total = ir.reduce(builder.fadd, total)
-        rest, nowhere = builder.sub(blocks, own_blocks), ir.const(vector(I1), 0)
+        rest = builder.sub(blocks, own_blocks)
         ir.loop(rest, [], lambda i, _: put(builder.add(own_blocks, i), ir.zero(), nowhere) or [])
         return builder.fdiv(F32(1.0), total)
 
-    return types.float32(kv, windowed, *[types.int64] * 7), codegen
+    return types.float32(isa, kv, windowed, types.float32, *[types.int64] * 7), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -182,16 +207,17 @@ def value_tile(typingctx, isa, kv, rows, vectors, p, ldp, table, blocks, v, bloc
 
 
 @njit(cache=True, nogil=True)
-def score(isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, scale, head_dim):
+def score(isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, head_dim):
     """score_tile as a function to be compiled on its own, once for each (isa, kv, rows)."""
-    score_tile(isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, scale, head_dim)
+    score_tile(isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, head_dim)
 
 
 @njit(cache=True, nogil=True)
-def softmax(kv, windowed, start, scores, length, blocks, table, v_scales, block_bytes, factor):
-    """softmax_row as a function to be compiled on its own, once for each (kv, windowed); 1 / sum goes to the float32 at
-    address `factor`."""
-    put_float(factor, softmax_row(kv, windowed, start, scores, length, blocks, table, v_scales, block_bytes))
+def softmax(isa, kv, windowed, scale, start, scores, length, blocks, table, v_scales, block_bytes, factor):
+    """softmax_row as a function to be compiled on its own, once for each (isa, kv, windowed); 1 / sum goes to the
+    float32 at address `factor`."""
+    total = softmax_row(isa, kv, windowed, scale, start, scores, length, blocks, table, v_scales, block_bytes)
+    put_float(factor, total)
 
 
 @njit(cache=True, nogil=True)
@@ -201,15 +227,15 @@ def value(isa, kv, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors
 
 
 @njit(cache=True, nogil=True)
-def cap_scores(x, cap, count):
+def cap_scores(x, scale, cap, count):
     """cap_row as a function to be compiled on its own."""
-    cap_row(x, cap, count)
+    cap_row(x, scale, cap, count)
 
 
 @njit(cache=True, nogil=True)
 def attend(
     tiles, keys, values, key_scales, value_scales, kv_head, rows, per_token, length, table,
-    q, q_bytes, o, head_dim, scale, window, cap, scores, factors,
+    q, q_bytes, o, head_dim, scale, window, cap, scores, factors, next_keys, next_table, next_blocks,
 ):  # fmt: skip
     """`rows` query rows of one K/V head and one sequence, `per_token` rows a token, consecutive tokens.
 
@@ -217,7 +243,8 @@ def attend(
     `length` positions, the next one's one more; of these a token attends to the last `window`, or to all where that is
     0. table: int64, the sequence's blocks. q: address of the rows as the cache wants them, q_bytes apart; o: of
     head_dim float32 for each. scale: of the scores; cap: c in c * tanh(score / c), or 0. scores: float32 scratch
-    [rows, >= 16 * blocks]; factors: float32 [rows].
+    [rows, >= 16 * blocks]; factors: float32 [rows]. next_keys: the address of the K/V head that this thread is likely
+    to attend to next, next_table the blocks there, next_blocks so many: few rows ask for them while they compute.
     """
     # The first token's window begins first. Where a later row's begins in a later block, its weights before are 0.
     skipped = max(0, length - window) // BLOCK if window else 0
@@ -228,21 +255,27 @@ def attend(
     o_bytes, score_bytes, at_table = head_dim * 4, scores.strides[0], address(table) + 8 * skipped
     if tiles.all_scores:
         call(
-            tiles.all_scores, 0, rows, q, q_bytes, k, keys.strides[0], at_table, blocks, address(scores), score_bytes,
-            scale,
+            tiles.all_scores, 0, rows, q, q_bytes, k, v, keys.strides[0], at_table, blocks, address(scores),
+            score_bytes,
         )  # fmt: skip
     for b in range(0 if tiles.all_scores else blocks):
         place = table[skipped + b]
         k_b, scales_b = k + place * keys.strides[0], k_scales + place * key_scales.strides[0]
+        if rows <= FEW_ROWS:
+            fetch(v + place * values.strides[0], values.strides[1] // LINE)
         for r in range(0, rows, TILE_ROWS):
             n, at_q, at_s = min(TILE_ROWS, rows - r), q + r * q_bytes, address(scores) + r * score_bytes + 64 * b
-            call(tiles.score[n], 0, 0, n, at_q, q_bytes, k_b, scales_b, at_s, score_bytes, scale, head_dim)
+            call(tiles.score[n], 0, 0, n, at_q, q_bytes, k_b, scales_b, at_s, score_bytes, head_dim)
+    left = np.float32(1.0) if cap else scale  # to multiply the scores by in the softmax
+    wanted = next_blocks if rows <= FEW_ROWS else 0
     for r in range(rows):
+        for b in range(wanted * r // rows, wanted * (r + 1) // rows):
+            fetch(next_keys + next_table[b] * keys.strides[0], keys.strides[1] // LINE)
         at_s, own, windowed = address(scores) + r * score_bytes, length + r // per_token, min(window, 1)
         if cap:
-            call(tiles.cap, at_s, cap, blocks)
+            call(tiles.cap, at_s, scale, cap, blocks)
         call(
-            tiles.softmax[windowed], 0, 0, own - window - skipped * BLOCK, at_s, own - skipped * BLOCK, blocks,
+            tiles.softmax[windowed], 0, 0, 0, left, own - window - skipped * BLOCK, at_s, own - skipped * BLOCK, blocks,
             at_table, v_scales, value_scales.strides[0], address(factors) + 4 * r,
         )  # fmt: skip
     if tiles.all_values:

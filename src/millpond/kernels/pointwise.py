@@ -150,13 +150,13 @@ def scale_row(typingctx, x, factor, count):
 
 
 @intrinsic
-def cap_row(typingctx, x, cap, count):
-    """x = cap * tanh(x / cap) for 16 * count floats; tanh(y) = 1 - 2 / (1 + exp(2 y))."""
+def cap_row(typingctx, x, scale, cap, count):
+    """x = cap * tanh(scale * x / cap) for 16 * count floats; tanh(y) = 1 - 2 / (1 + exp(2 y))."""
 
     def codegen(context, builder, signature, args):
-        ir, (x, cap, count) = Ir(builder), args
+        ir, (x, scale, cap, count) = Ir(builder), args
         one, two, most = (ir.const(V16F32, value) for value in (1.0, 2.0, 88.0))
-        twice, cap = ir.splat(builder.fdiv(F32(2.0), cap)), ir.splat(cap)
+        twice, cap = ir.splat(builder.fdiv(builder.fmul(F32(2.0), scale), cap)), ir.splat(cap)
 
         def some(i, _):
             place = ir.at(x, ir.times(i, 64))
@@ -169,7 +169,7 @@ def cap_row(typingctx, x, cap, count):
         ir.loop(count, [], some)
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.float32, types.int64), codegen
+    return types.void(types.int64, types.float32, types.float32, types.int64), codegen
 
 
 @intrinsic

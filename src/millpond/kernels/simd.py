@@ -21,8 +21,9 @@ I1, I8, I16, I32, I64, F32, F16 = (
     ir.HalfType(),
 )
 LANES = 16
-# Of Ir.exp: log2 e in two parts, the coefficients of f, f**2, ... in 2**f for -0.5 <= f <= 0.5 (least squares, weighted
-# until the largest relative error was smallest: 9e-8), and 1.5 * 2**23 + 127, a float32's exponent bias.
+# Of Ir.exp and Ir.exp2: log2 e in two parts, the coefficients of f, f**2, ... in 2**f for -0.5 <= f <= 0.5 (least
+# squares, weighted until the largest relative error was smallest: 9e-8), and 1.5 * 2**23 + 127, the exponent bias of a
+# float32.
 LOG2_E, LOG2_E_REST = 1.4426950216293335, 1.92596298909109e-08
 EXP2 = (0.69314698, 0.24022242, 0.05550734, 0.00967151, 0.00132647)
 SHIFT = 12583039.0
@@ -47,7 +48,8 @@ class _BFloat(ir.types.Type):
 
 V8F32, V8I32 = vector(F32, 8), vector(I32, 8)
 V16F32, V16I32, V16I16, V16I8, V64I8 = vector(F32), vector(I32), vector(I16), vector(I8), vector(I8, 64)
-V16F16, V32BF16, V32I16 = vector(F16), ir.VectorType(_BFloat(), 32), vector(I16, 32)
+V16F16, V32I16 = vector(F16), vector(I16, 32)
+V16BF16, V32BF16 = vector(_BFloat()), vector(_BFloat(), 32)
 V32I8, V32I32 = vector(I8, 32), vector(I32, 32)
 
 
@@ -147,7 +149,11 @@ class Ir:
         return self.b.bitcast(self.b.or_(self.b.bitcast(value, V16I32), sign), V16F32)
 
     def to_bf16(self, x):
-        """<16 x float> to bfloat16 bits <16 x i16>, to nearest even."""
+        """<16 x float> to bfloat16 bits <16 x i16>, to nearest even. AVX512's instruction makes what is below 2**-126 a
+        zero."""
+        if self.isa == AVX512:
+            rounded = self.call("llvm.x86.avx512bf16.cvtneps2bf16.512", V16BF16, x)
+            return self.b.bitcast(rounded, V16I16)
         bits = self.b.bitcast(x, V16I32)
         odd = self.b.and_(self.b.lshr(bits, self.const(V16I32, 16)), self.const(V16I32, 1))
         rounded = self.b.add(self.b.add(bits, self.const(V16I32, 0x7FFF)), odd)
@@ -237,19 +243,29 @@ class Ir:
         return self.fma(x0, y0, self.fma(x1, y1, acc))
 
     def exp(self, x):
-        """e**x for x <= 88, to about 2 units in the last place, and not a number where x is not a number.
-
-        2**n times a polynomial of degree 5 of 2**f, for x log2 e = n + f. Adding SHIFT leaves n, as the exponent of
-        2**n, in the low bits.
-        """
+        """e**x for x <= 88, to about 2 units in the last place, and not a number where x is not a number."""
         c = lambda value: self.const(V16F32, value)  # noqa: E731
-        x = self.b.select(self.b.fcmp_ordered("<", x, c(-87.0)), c(-87.0), x)
+        x = self._at_least(x, -87.0)
         shifted = self.fma(x, c(LOG2_E), c(SHIFT))
         n = self.b.fsub(shifted, c(SHIFT))
-        f = self.fma(x, c(LOG2_E_REST), self.fma(x, c(LOG2_E), self.b.fsub(c(-0.0), n)))
-        y = c(EXP2[-1])
+        return self._power(shifted, self.fma(x, c(LOG2_E_REST), self.fma(x, c(LOG2_E), self.b.fsub(c(-0.0), n))))
+
+    def exp2(self, x):
+        """2**x for x <= 127, as near as x is, and not a number where x is not a number."""
+        x, shift = self._at_least(x, -125.5), self.const(V16F32, SHIFT)
+        shifted = self.b.fadd(x, shift)
+        return self._power(shifted, self.b.fsub(x, self.b.fsub(shifted, shift)))
+
+    def _at_least(self, x, least):
+        bound = self.const(V16F32, least)
+        return self.b.select(self.b.fcmp_ordered("<", x, bound), bound, x)
+
+    def _power(self, shifted, f):
+        """2**(n + f), where adding SHIFT left n in the low bits of `shifted`, as the exponent of 2**n; a polynomial of
+        degree 5 of f."""
+        y = self.const(V16F32, EXP2[-1])
         for coefficient in (*EXP2[-2::-1], 1.0):
-            y = self.fma(y, f, c(coefficient))
+            y = self.fma(y, f, self.const(V16F32, coefficient))
         power = self.b.shl(self.b.bitcast(shifted, V16I32), self.const(V16I32, 23))
         return self.b.fmul(y, self.b.bitcast(power, V16F32))
 

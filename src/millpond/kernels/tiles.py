@@ -67,12 +67,12 @@ def load_tiles(
     by_amx = ISAS[isa] == AMX and KV_KINDS[kv_dtype] == BF16_KV and fits(head_dim)
     for rows in () if by_amx else attention_rows(heads_per_kv):
         literal = types.literal(rows)
-        scores[rows] = link(score, level, kv, literal, *ints[:6], types.float32, types.int64)
+        scores[rows] = link(score, level, kv, literal, *ints[:7])
         for vectors in [4] * (head_dim >= 64) + [1] * (head_dim % 64 > 0):
             values[rows, vectors] = link(value, level, kv, literal, types.literal(vectors), *ints[:10])
     softmaxes = np.zeros(2, np.int64)
     for kind in range(1 + windowed):
-        softmaxes[kind] = link(softmax, kv, types.literal(kind), *ints[:8])
+        softmaxes[kind] = link(softmax, level, kv, types.literal(kind), types.float32, *ints[:8])
     return Tiles(
         threads=threads,
         gemm=gemms,
@@ -80,9 +80,9 @@ def load_tiles(
         many_rows=many,
         score=scores,
         softmax=softmaxes,
-        cap=link(cap_scores, types.int64, types.float32, types.int64) if capped else 0,
+        cap=link(cap_scores, types.int64, types.float32, types.float32, types.int64) if capped else 0,
         value=values,
-        all_scores=link(all_scores, types.literal(head_dim), *ints[:9], types.float32) if by_amx else 0,
+        all_scores=link(all_scores, types.literal(head_dim), *ints[:10]) if by_amx else 0,
         all_values=link(all_values, types.literal(head_dim), *ints[:10]) if by_amx else 0,
     )
 

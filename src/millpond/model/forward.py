@@ -183,9 +183,15 @@ def attend_groups(tiles, thread, weights, i, keys, values, key_scales, value_sca
         q, o = address(scratch.queries[h, first]), address(scratch.attended[h, first])
         table, scores, factors = batch.tables[sequence], scratch.scores[thread], scratch.factors[thread]
         rows, q_bytes = count * per_token, scratch.queries.strides[1] // per_token
+        following = min(item + 1, len(batch.groups) * kv_heads - 1)
+        _, next_count, next_sequence, next_length = batch.groups[following // kv_heads]
+        before = max(0, next_length - window) // BLOCK if window else 0
+        next_blocks = (next_length + next_count + BLOCK - 2) // BLOCK - before
+        next_keys = address(keys) + following % kv_heads * keys.strides[1]
         attend(
             tiles, keys, values, key_scales, value_scales, h, rows, per_token, length, table,
             q, q_bytes, o, dim, weights.score_scale, window, weights.score_cap, scores, factors,
+            next_keys, batch.tables[next_sequence, before:], next_blocks,
         )  # fmt: skip
 
 
@@ -241,5 +247,5 @@ def head_tiles(tiles, thread, weights, rows, scratch):
         linear_tile(tiles, layer, tile, first, last, scratch.inputs, scratch.sums, c, ldc, unpacked)
         if cap:
             for m in range(last - first):
-                cap_row(c + m * ldc, cap, COLUMNS // 16)
+                cap_row(c + m * ldc, np.float32(1.0), cap, COLUMNS // 16)
         note_tops(last - first, c, ldc, address(scratch.tops) + first * ldtops + tile * 4, ldtops)
