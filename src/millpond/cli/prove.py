@@ -162,11 +162,10 @@ def prove(
     from millpond.lab.faults import planted_in
 
     given = {"positions": positions, "slots": slots, "requests": requests, "budget": budget, "guesses": guesses}
-    shares = prefix_cache or disk
-    sharing = lab.ON_DISK if disk else lab.SHARING
-    preset = lab.DEEP if deep else sharing if shares else lab.Bounds() if policy == "fcfs" else lab.ORDERING
+    alone = lab.Bounds() if policy == "fcfs" else lab.ORDERING
+    preset = lab.DEEP if deep else lab.ON_DISK if disk else lab.SHARING if prefix_cache else alone
     bounds = preset.within(policy, prefix_cache, any_reserve, given, disk)
-    planted = planted_in(policy, shares, disk) if faults else ()
+    planted = planted_in(policy, bounds.prefix_cache, disk) if faults else ()
     started = time.perf_counter()
     with counting_bar(lab.num_cases(bounds) + len(planted)) as notify:
         proof = lab.prove(bounds, notify)
