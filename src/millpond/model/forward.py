@@ -58,16 +58,17 @@ def forward(entry, tiles, weights, cache, batch, scratch):
     """Run one step: writes the rows' K/V into the cache and the sampled rows' logits into scratch.logits, the largest
     of each of the head's tiles into scratch.tops.
 
-    entry: the address of `walk`, from `link_forward`.
+    entry: the address of a walk, from `link_forward`.
     """
     start_phases(scratch.sync)
     for thread in prange(tiles.threads):
         call(entry, thread, tiles, weights, cache, batch, scratch)
 
 
-def link_forward(tiles, weights, cache, batch, scratch, link=entry_point):
-    """Compile (or load) `walk` for these arguments' types; returns its address. link does it, as in load_tiles."""
-    return link(walk, types.int64, *(typeof(each) for each in (tiles, weights, cache, batch, scratch)))
+def link_forward(walker, tiles, weights, cache, batch, scratch, link=entry_point):
+    """Compile (or load) a walk for these arguments' types; returns its address. walker: `walk`, or an encoder's; link
+    does it, as in load_tiles."""
+    return link(walker, types.int64, *(typeof(each) for each in (tiles, weights, cache, batch, scratch)))
 
 
 @inner
@@ -183,13 +184,15 @@ def attend_groups(tiles, thread, weights, i, keys, values, key_scales, value_sca
         q, o = address(scratch.queries[h, first]), address(scratch.attended[h, first])
         table, scores, factors = batch.tables[sequence], scratch.scores[thread], scratch.factors[thread]
         rows, q_bytes = count * per_token, scratch.queries.strides[1] // per_token
+        alike = rows if weights.both_ways else per_token  # rows of the same context
         following = min(item + 1, len(batch.groups) * kv_heads - 1)
         _, next_count, next_sequence, next_length = batch.groups[following // kv_heads]
+        next_last = next_length if weights.both_ways else next_length + next_count - 1
         before = max(0, next_length - window) // BLOCK if window else 0
-        next_blocks = (next_length + next_count + BLOCK - 2) // BLOCK - before
+        next_blocks = (next_last + BLOCK - 1) // BLOCK - before
         next_keys = address(keys) + following % kv_heads * keys.strides[1]
         attend(
-            tiles, keys, values, key_scales, value_scales, h, rows, per_token, length, table,
+            tiles, keys, values, key_scales, value_scales, h, rows, alike, length, table,
             q, q_bytes, o, dim, weights.score_scale, window, weights.score_cap, scores, factors,
             next_keys, batch.tables[next_sequence, before:], next_blocks,
         )  # fmt: skip
