@@ -62,6 +62,7 @@ def make_engine(
     policy: str = "fcfs",
     disk: Callable[[ScriptedRunner], DiskPrefixes | None] = lambda runner: None,
     embedding_size: int = 0,
+    whole_prompts: bool = False,
     **runner_settings: Any,
 ) -> Engine:
     """wrap goes around the scripted runner, which is engine.runner without it."""
@@ -83,6 +84,7 @@ def make_engine(
             prefix_cache=prefix_cache,
             policy=make_policy(policy, {}),
             disk=disk(runner),
+            whole_prompts=whole_prompts,
         ),
         runner=wrap(runner),
         tokenizer=tokenizer,

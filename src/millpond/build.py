@@ -16,6 +16,7 @@ from millpond.config import PREFIX_DIR_BYTES, EngineConfig
 from millpond.core.block_pool import blocks_for_length
 from millpond.core.disk_prefixes import DiskPrefixes
 from millpond.core.reserve import make_reserve
+from millpond.core.sizes import check_whole_prompts
 from millpond.core.speculation import PromptLookup
 from millpond.core.step import Clock
 from millpond.engine.engine import Engine
@@ -36,7 +37,7 @@ from millpond.model.arrays import kv_block_bytes, kv_storage
 from millpond.model.checkpoint import ModelFile, open_checkpoint
 from millpond.model.config import ModelConfig
 from millpond.model.packed import packed_weights
-from millpond.model.pooling import LAST, read_pooling
+from millpond.model.pooling import CLS, LAST, MEAN, read_pooling
 from millpond.model.random_weights import random_weights, random_weights_bytes
 from millpond.model.weights import ModelWeights, layer_forms, linear_layers
 from millpond.runner.compiled import jobs_of
@@ -76,7 +77,8 @@ class PoolPlan:
 
 def plan_pool(figures: ModelConfig, config: EngineConfig, available: int) -> PoolPlan:
     """Size the pool: num_blocks, else kv_memory, else a share of the available memory in bytes, but not more than
-    max_num_seqs requests of max_model_len could use. Raises ConfigError for sizes that cannot work."""
+    max_num_seqs requests of max_model_len could use, or an encoder's step. Raises ConfigError for sizes that cannot
+    work."""
     if config.block_size % BLOCK:
         raise ConfigError(f"block_size must be a multiple of {BLOCK}, got {config.block_size}")
     max_model_len = config.max_model_len or figures.context_length
@@ -85,7 +87,12 @@ def plan_pool(figures: ModelConfig, config: EngineConfig, available: int) -> Poo
             f"max_model_len is {max_model_len}, but the model was made for at most {figures.context_length} tokens"
         )
     block_bytes = kv_block_bytes(figures, kv_storage(config.dtype, config.kv_dtype)) * (config.block_size // BLOCK)
-    num_blocks, reason = _num_blocks(config, max_model_len, block_bytes, available)
+    most = config.max_num_seqs * blocks_for_length(max_model_len, config.block_size)
+    of_most = f"{config.max_num_seqs} requests of {max_model_len} tokens"
+    step = config.max_num_batched_tokens // config.block_size + config.max_num_seqs  # each may leave a block unfilled
+    if figures.is_encoder and step < most:
+        most, of_most = step, f"a step of {config.max_num_batched_tokens} tokens"
+    num_blocks, reason = _num_blocks(config, most, of_most, block_bytes, available)
     if num_blocks * block_bytes > available:
         raise ConfigError(
             f"a pool of {num_blocks} blocks takes {num_blocks * block_bytes} bytes, but {available} are available; "
@@ -95,20 +102,19 @@ def plan_pool(figures: ModelConfig, config: EngineConfig, available: int) -> Poo
     return PoolPlan(num_blocks, config.block_size, block_bytes, reserve.blocks, max_model_len, reason)
 
 
-def _num_blocks(config: EngineConfig, max_model_len: int, block_bytes: int, available: int) -> tuple[int, str]:
+def _num_blocks(config: EngineConfig, most: int, of_most: str, block_bytes: int, available: int) -> tuple[int, str]:
     if config.num_blocks is not None:
         return config.num_blocks, "asked for"
     if config.kv_memory is not None:
         if config.kv_memory < block_bytes:
             raise ConfigError(f"kv_memory is {config.kv_memory} bytes, but one block takes {block_bytes}")
         return config.kv_memory // block_bytes, "kv_memory"
-    most = config.max_num_seqs * blocks_for_length(max_model_len, config.block_size)
     share = int(POOL_SHARE * available) // block_bytes
     if share < 1:
         raise ConfigError(f"{available} bytes of memory are available, too few for one block of {block_bytes}")
     if share < most:
         return share, f"{POOL_SHARE:.0%} of the available memory"
-    return most, f"{config.max_num_seqs} requests of {max_model_len} tokens"
+    return most, of_most
 
 
 def build_engine(
@@ -137,17 +143,21 @@ def build_engine(
         notify(f"fetching {model} ...")
     path = resolve(model)
     file, figures = open_checkpoint(path)
+    pooling = find_pooling(file, figures, notify)
     tokenizer = read_tokenizer(file)
     if template is not None:
         tokenizer = tokenizer.with_chat_template(template)
     config, plan = _settle(figures, config or EngineConfig())
     if config.prefix_dir is not None:
         check_writable(config.prefix_dir)
-    runner = _build_runner(file, figures, config, plan, tokenizer.vocab_size, cache_dir, notify, progress)
+    runner = _build_runner(
+        file, figures, config, plan, tokenizer.vocab_size, cache_dir, notify, progress, pooling or LAST
+    )
     scheduler = make_scheduler(
         config,
         drafter=PromptLookup(config.speculative_tokens) if config.speculative == "ngram" else None,
         disk=None if config.prefix_dir is None else open_disk(config.prefix_dir, file.paths, config, runner),
+        whole_prompts=figures.is_encoder,
     )
     return Engine(
         config=config,
@@ -156,17 +166,26 @@ def build_engine(
         tokenizer=tokenizer,
         model_name=name_of(path) if Path(model).exists() else model,
         vocab_size=tokenizer.vocab_size,
-        embedding_size=embedding_size(file, figures, notify),
+        embedding_size=0 if pooling is None else figures.hidden_size,
         **engine_options,
     )
 
 
-def embedding_size(file: ModelFile, figures: ModelConfig, notify: Notify) -> int:
-    """The length of the model's embeddings, 0 where it makes none."""
-    pooling = read_pooling(file)
-    if pooling not in (None, LAST):
-        notify(f"this model makes its embeddings by {pooling!r}, which is not supported ({LAST!r} is): it gives none")
-    return figures.hidden_size if pooling == LAST else 0
+def find_pooling(file: ModelFile, figures: ModelConfig, notify: Notify) -> str | None:
+    """How the model makes an embedding of its hidden states, None where it makes none. ModelFileError for an encoder
+    that does not say, or whose way is not supported: it can do nothing else."""
+    pooling: str | None = read_pooling(file)
+    supported = (MEAN, CLS, LAST) if figures.is_encoder else (LAST,)
+    if pooling in supported:
+        return pooling
+    known = ", ".join(map(repr, supported))
+    if figures.is_encoder:
+        says = "does not say how it makes embeddings" if pooling is None else f"makes its embeddings by {pooling!r}"
+        key = "pooling_type" if isinstance(file, GGUFFile) else "1_Pooling/config.json"
+        raise ModelFileError(f"{file.path.name}: this encoder {says}; supported are {known}, by {key}")
+    if pooling is not None:
+        notify(f"this model makes its embeddings by {pooling!r}, which is not supported ({known} is): it gives none")
+    return None
 
 
 def name_of(path: Path) -> str:
@@ -211,6 +230,8 @@ def build_model_runner(path: Path, config: EngineConfig | None = None, *, cache_
     """The runner alone, for evaluation and tests; its pool holds max_model_len positions unless sized by the config."""
     config = config or EngineConfig()
     file, figures = open_checkpoint(Path(path))
+    if figures.is_encoder:
+        raise ConfigError(f"{name_of(Path(path))} makes embeddings: it has no logits to be evaluated")
     if config.num_blocks is None and config.kv_memory is None:
         longest = config.max_model_len or figures.context_length
         config = dataclasses.replace(config, num_blocks=blocks_for_length(longest, config.block_size))
@@ -232,6 +253,8 @@ def build_random_runner(figures: ModelConfig, config: EngineConfig) -> ModelRunn
 def _settle(figures: ModelConfig, config: EngineConfig) -> tuple[EngineConfig, PoolPlan]:
     """The config with its open sizes filled in, and the pool that they make."""
     plan = plan_pool(figures, config, available_memory())
+    if figures.is_encoder:
+        config = for_whole_prompts(config, plan.max_model_len)
     settled = dataclasses.replace(
         config,
         max_model_len=plan.max_model_len,
@@ -243,6 +266,20 @@ def _settle(figures: ModelConfig, config: EngineConfig) -> tuple[EngineConfig, P
     return settled, plan
 
 
+def for_whole_prompts(config: EngineConfig, max_model_len: int) -> EngineConfig:
+    """The settings of an encoder, which reads each prompt whole and generates nothing. Raises ConfigError for what it
+    would have to ignore, and where a prompt might not fit a step."""
+    for name, off, why in (
+        ("prefix_dir", None, "every token sees the whole prompt, so no prefix can be kept"),
+        ("itl_target", None, "nothing is generated beside the prompts"),
+        ("speculative", "off", "nothing is generated"),
+    ):
+        if getattr(config, name) != off:
+            raise ConfigError(f"{name} is of no use with this model: {why}; leave it out")
+    check_whole_prompts(max_model_len, config.max_num_batched_tokens, drafts=False, finds_prefixes=False)
+    return dataclasses.replace(config, prefix_cache=False)
+
+
 def _build_runner(
     file: ModelFile,
     figures: ModelConfig,
@@ -252,6 +289,7 @@ def _build_runner(
     cache_dir: Path | None,
     notify: Notify,
     progress: Progress = ignore,
+    pooling: str = LAST,
 ) -> ModelRunner:
     if vocab_size > figures.vocab_size:
         raise ModelFileError(
@@ -271,7 +309,7 @@ def _build_runner(
             quantize=config.quantize,
             progress=progress,
         )
-    runner = _new_runner(figures, weights, config, plan, vocab_size)
+    runner = _new_runner(figures, weights, config, plan, vocab_size, pooling)
     keep(runner.outliers)
     return runner
 
@@ -282,7 +320,12 @@ def _jobs(figures: ModelConfig, kinds: Iterable[int], config: EngineConfig) -> l
 
 
 def _new_runner(
-    figures: ModelConfig, weights: ModelWeights, config: EngineConfig, plan: PoolPlan, vocab_size: int
+    figures: ModelConfig,
+    weights: ModelWeights,
+    config: EngineConfig,
+    plan: PoolPlan,
+    vocab_size: int,
+    pooling: str = LAST,
 ) -> ModelRunner:
     runner = ModelRunner(
         figures,
@@ -298,6 +341,7 @@ def _new_runner(
         max_model_len=plan.max_model_len,
         vocab_size=vocab_size,
         max_drafts=0 if config.speculative == "off" else config.speculative_tokens,
+        pooling=pooling,
     )
     runner.warm_up()
     return runner

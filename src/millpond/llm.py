@@ -164,6 +164,7 @@ class LLM:
         The rest is as in generate. Raises InvalidRequestError as that does, for a model without a template, and for
         what the template refuses.
         """
+        self.engine.limits.check_generates()
         completions = []
         for conversation in _as_conversations(messages):
             text = self.engine.chat_template.render(conversation)

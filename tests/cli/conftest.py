@@ -47,11 +47,21 @@ class FakeEngine:
     active: dict[str, list[str]] = field(default_factory=dict)
     on_step: object = None
     model_name: str = "fake"
+    generates: bool = True
 
     def __post_init__(self):
         self.tokenizer = LetterTokenizer()
         self.chat_template = PlainTemplate()
-        self.limits = SimpleNamespace(max_total_tokens=self.max_total_tokens, vocab_size=0x110000)
+        self.limits = SimpleNamespace(
+            max_total_tokens=self.max_total_tokens,
+            vocab_size=0x110000,
+            generates=True,
+            check_generates=self._check_generates,
+        )
+
+    def _check_generates(self) -> None:
+        if not self.generates:
+            raise InvalidRequestError("this model makes embeddings", "model")
 
     @property
     def has_unfinished(self) -> bool:

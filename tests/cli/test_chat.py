@@ -107,6 +107,13 @@ def test_a_chat_template_reaches_the_engine(engine, say):
     assert engine.given_template == "own.jinja"
 
 
+def test_a_model_that_makes_embeddings_alone_is_refused_before_the_first_line(engine, say, capsys):
+    engine.generates = False
+    assert say("hi") == 1
+    assert "error: this model makes embeddings" in capsys.readouterr().err
+    assert engine.prompts == []
+
+
 def test_a_model_without_a_template_is_refused_before_the_first_line(engine, say, capsys, monkeypatch):
     monkeypatch.setattr(engine.chat_template, "is_missing", True, raising=False)
     assert say("hi") == 1

@@ -11,6 +11,7 @@ from millpond.cli.app import run
 from millpond.config import EngineConfig
 from millpond.kernels import isa, threads
 from quantised_folders import Checkpoint, gptq
+from tiny_bert import CONTEXT, HIDDEN, write_bert_folder
 from tiny_llama import write_tiny_llama
 from tiny_models import tiny_model, write_safetensors
 from tiny_tokenizers import write_tiny_tokenizer
@@ -180,3 +181,27 @@ def test_as_many_slots_as_the_server_may_have_can_be_asked_about(model, capsys):
 def test_a_setting_that_the_engine_would_refuse_is_refused_here_too(model, capsys):
     assert run(["doctor", str(model), "--max-model-len", "9999"], {}) == 1
     assert "error: --max-model-len is 9999" in capsys.readouterr().err
+
+
+def test_an_encoder_is_told_of_with_how_it_makes_embeddings(tmp_path, capsys):
+    told = report_of(capsys, str(write_bert_folder(tmp_path / "tiny", "cls")))
+    assert (told["model"]["architecture"], told["model"]["embeddings"]) == ("bert", "cls")
+    assert told["model"]["tokenizer"] == "WordPiece, words (tokenizer.json)"
+    assert (told["pool"]["max_model_len"], told["pool"]["blocks"]) == (CONTEXT, 64 + 512 // 16)
+    assert run(["doctor", str(tmp_path / "tiny")], {}) == 0
+    out = capsys.readouterr().out
+    assert f"of length {HIDDEN}, by cls" in out
+    assert "96 (decided by: a step of 512 tokens)" in out
+
+
+def test_an_encoder_whose_prompts_do_not_fit_a_step_is_refused_as_the_engine_would(tmp_path, capsys):
+    folder = write_bert_folder(tmp_path / "tiny")
+    assert run(["doctor", str(folder), "--max-num-batched-tokens", "95", "--max-num-seqs", "8"], {}) == 1
+    error = capsys.readouterr().err
+    assert (
+        "--max-num-batched-tokens, 95, must be at least --max-model-len, 96; raise the one or lower the other" in error
+    )
+
+
+def test_a_language_model_is_said_to_make_no_embeddings(model, capsys):
+    assert report_of(capsys, str(model))["model"]["embeddings"] is None

@@ -83,3 +83,11 @@ def test_a_chat_template_reaches_the_engine_and_is_for_a_message_alone(engine, c
     assert run(["generate", "hi", "--chat-template", "{{ messages }}"], {}) == 1
     assert "add --chat" in capsys.readouterr().err
     assert len(engine.opened) == 1
+
+
+@pytest.mark.parametrize("flags", [(), ("--chat",)], ids=str)
+def test_a_model_that_makes_embeddings_alone_is_refused(engine, capsys, flags):
+    engine.generates = False
+    assert run(["generate", "hi", *flags], {}) == 1
+    assert capsys.readouterr() == ("", "error: this model makes embeddings\n")
+    assert engine.prompts == []

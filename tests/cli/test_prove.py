@@ -47,11 +47,29 @@ def test_json_is_one_object_on_standard_output_alone(capsys, two_faults):
         "any_reserve": False,
         "disk": False,
         "policy": "fcfs",
+        "whole_prompts": False,
     }
     assert (result["verdict"], result["finding"]) == ("holds", None)
     assert result["states"] == sum(pool["num_states"] for pool in result["pools"])
     assert [each["name"] for each in result["faults"]] == ["no-waiver", "next-chunk-only"]
     assert all(each["finding"]["trace"][-1].startswith("step") for each in result["faults"])
+
+
+@pytest.mark.parametrize(("policy", "more"), [("fcfs", ""), ("fair", ", fair")])
+def test_whole_prompts_have_bounds_and_faults_of_their_own(capsys, policy, more):
+    small = ["--positions", "2", "--requests", "2", "--budget", "2"]
+    assert run(["prove", "--whole-prompts", "--policy", policy, *small], {}) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"any number in all, whole prompts{more}" in out
+    assert out.count("planted: ") == 2
+    assert "INV-11: request b has 1 tokens from position 0 on, which is not the whole prompt" in out
+    assert "NOT FOUND" not in out
+
+
+@pytest.mark.parametrize("flag", [["--prefix-cache"], ["--disk"], ["--guesses", "1"]], ids=str)
+def test_whole_prompts_refuse_what_would_cut_them(capsys, flag):
+    assert run(["prove", "--whole-prompts", *flag], {}) == 1
+    assert "--whole-prompts have no prefix cache, no disk and no guesses" in capsys.readouterr().err
 
 
 def test_the_prefix_cache_has_bounds_and_faults_of_its_own(capsys, monkeypatch):

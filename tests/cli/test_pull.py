@@ -54,3 +54,14 @@ def test_the_licence_of_any_other_model_is_what_its_file_says(fetched, capsys, m
     write_gguf(fetched[0], {"general.architecture": "llama", **metadata}, {})
     assert run(["pull", "someone/something"], {}) == 0
     assert f"licence: {licence}" in capsys.readouterr().err
+
+
+def test_a_folder_of_safetensors_names_no_licence(fetched, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(store, "resolve", lambda model, *, cache_dir, progress: tmp_path)
+    assert run(["pull", "someone/something"], {}) == 0
+    assert "licence: the file does not name one" in capsys.readouterr().err
+
+
+def test_the_licence_of_the_model_for_embeddings_is_named(fetched, capsys):
+    assert run(["pull", "all-minilm-l6-v2"], {}) == 0
+    assert "licence: Apache-2.0 (all-MiniLM-L6-v2, for embeddings)" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """Norm, rotation and activation of one row against numpy in float64, also where numbers are large or missing."""
 
+from math import erfc
+
 import numpy as np
 import pytest
 from numba import njit
@@ -11,6 +13,8 @@ from millpond.kernels.pointwise import (
     cap_row,
     copy_row,
     geglu_row,
+    gelu_row,
+    layer_norm,
     rms_norm,
     rotate,
     round_row,
@@ -23,6 +27,11 @@ from millpond.kernels.pointwise import (
 @njit
 def swiglu(gate, up, target, count):
     swiglu_row(gate, up, target, count)
+
+
+@njit
+def exact_gelu(x, target, count):
+    gelu_row(x, target, count)
 
 
 @njit
@@ -76,6 +85,41 @@ def test_rms_norm_of_what_is_not_finite_or_has_no_finite_square_is_not_a_number_
     x, target = np.ones(32, np.float32), np.empty(32, np.float32)
     x[9] = bad
     rms_norm(x, np.ones(32, np.float32), np.float32(1e-5), target)
+    assert np.isnan(target).any()
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-3, 1.0, 1e12])
+@pytest.mark.parametrize("size", [32, 384, 8192])
+def test_layer_norm_takes_the_mean_away_and_divides_by_the_deviation(size, scale):
+    x, gain, bias = random_row(size, scale=scale) + np.float32(3 * scale), random_row(size, seed=1), random_row(size, 2)
+    target = np.empty(size, np.float32)
+    layer_norm(x, gain, bias, np.float32(1e-12), target)
+    wide = x.astype(np.float64)
+    expected = (wide - wide.mean()) / np.sqrt(wide.var() + 1e-12) * gain + bias
+    np.testing.assert_allclose(target, expected, rtol=1e-5, atol=3e-6)
+    layer_norm(x, gain, bias, np.float32(1e-12), x)  # in place
+    np.testing.assert_array_equal(x, target)
+
+
+def test_layer_norm_of_a_row_that_is_the_same_everywhere_is_its_bias():
+    target = np.empty(32, np.float32)
+    layer_norm(np.full(32, 7, np.float32), np.ones(32, np.float32), random_row(32), np.float32(1e-12), target)
+    np.testing.assert_array_equal(target, random_row(32))
+
+
+def test_layer_norm_reads_as_many_numbers_as_there_are_gains():
+    x, target = np.full(48, np.nan, np.float32), np.full(48, 7, np.float32)
+    x[:32] = random_row(32)
+    layer_norm(x, np.ones(32, np.float32), np.zeros(32, np.float32), np.float32(0), target)
+    assert abs(target[:32].mean()) < 1e-6
+    np.testing.assert_array_equal(target[32:], 7)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30, -3e38])
+def test_layer_norm_of_what_is_not_finite_or_has_no_finite_square_is_not_a_number_somewhere(bad):
+    x, target = np.ones(32, np.float32), np.empty(32, np.float32)
+    x[9] = bad
+    layer_norm(x, np.ones(32, np.float32), np.zeros(32, np.float32), np.float32(1e-12), target)
     assert np.isnan(target).any()
 
 
@@ -152,6 +196,29 @@ def test_gelu_is_its_tanh_form():
     wide = gate.astype(np.float64)
     expected = 0.5 * wide * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))) * up
     np.testing.assert_allclose(target, expected, rtol=2e-6, atol=1e-12)
+
+
+def exact_gelu_of(x) -> np.ndarray:
+    x = np.ascontiguousarray(x, np.float32)
+    target = np.full(x.size, np.nan, np.float32)
+    exact_gelu(x.ctypes.data, target.ctypes.data, x.size // 16)
+    return target
+
+
+def test_exact_gelu_is_the_number_times_the_normal_distribution_up_to_it():
+    x = np.linspace(-14, 14, 16 * 2000).astype(np.float32)
+    expected = [value * 0.5 * erfc(-value / 2**0.5) for value in x.astype(np.float64)]
+    np.testing.assert_allclose(exact_gelu_of(x), expected, atol=5e-7)
+    np.testing.assert_allclose(
+        exact_gelu_of(x[np.abs(x) < 1][:1024]), np.array(expected)[np.abs(x) < 1][:1024], atol=2e-7
+    )
+
+
+def test_exact_gelu_far_from_zero_is_the_number_itself_or_nothing_and_keeps_what_is_none():
+    x = np.array([3e38, 1e20, 40, -40, -1e20, -3e38, 0, -0.0] + [1] * 8, np.float32)
+    np.testing.assert_allclose(exact_gelu_of(x)[:8], [x[0], x[1], 40, 0, 0, 0, 0, 0], atol=1e-37)
+    x[3] = np.nan
+    np.testing.assert_array_equal(np.isnan(exact_gelu_of(x)), np.isnan(x))
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.125])

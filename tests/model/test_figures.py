@@ -8,6 +8,8 @@ from millpond.errors import ModelFileError
 from millpond.model.architectures import ARCHITECTURES
 from millpond.model.config import NO_ROPE, ModelConfig
 from millpond.model.figures import figures_of_config, figures_of_gguf
+from tiny_bert import CONFIG as BERT
+from tiny_bert import CONTEXT, bert_metadata
 from tiny_models import TINY, WINDOW, tiny_model
 
 
@@ -17,7 +19,9 @@ def config_of(name: str, changes: dict[str, Any] | None = None) -> ModelConfig:
 
 
 def test_every_architecture_has_a_tiny_model():
-    assert {config_of(name).architecture for name in TINY} == set(ARCHITECTURES)
+    encoder = figures_of_config(BERT, 267)
+    assert encoder.is_encoder
+    assert {config_of(name).architecture for name in TINY} | {encoder.architecture} == set(ARCHITECTURES)
 
 
 def test_every_layer_of_mistral_has_the_window_or_none_has():
@@ -112,3 +116,32 @@ def test_a_window_in_a_file_of_olmo2_is_olmo_3s_and_refused():
     metadata = {f"olmo2.{key}": value for key, value in {**tiny._common(), "attention.sliding_window": 8}.items()}
     with pytest.raises(ModelFileError, match=r"'olmo2\.attention\.sliding_window' is 8, which is not supported"):
         figures_of_gguf({"general.architecture": "olmo2", **metadata}, 267)
+
+
+def test_the_figures_of_an_encoder_are_the_same_from_both_files():
+    config = figures_of_config(BERT, 267)
+    assert config == figures_of_gguf(bert_metadata(), 267)
+    assert (config.head_dim, config.context_length, config.token_types) == (32, CONTEXT, 2)
+    assert config.rope_of == (NO_ROPE, NO_ROPE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hidden_act": "gelu_new"}, "'hidden_act' is 'gelu_new', which is not supported; supported: 'gelu'"),
+        ({"position_embedding_type": "relative_key"}, "'position_embedding_type' is 'relative_key'"),
+        ({"is_decoder": True}, "'is_decoder' is True"),
+        ({"layer_norm_eps": 0}, "'layer_norm_eps' must be above 0"),
+        ({"type_vocab_size": 0}, "'type_vocab_size' must be at least 1"),
+        ({"hidden_size": 96}, "head_dim must be a multiple of 16, got 24"),
+    ],
+    ids=str,
+)
+def test_another_kind_of_encoder_is_refused(changes, said):
+    with pytest.raises(ModelFileError, match=said):
+        figures_of_config({**BERT, **changes}, 267)
+
+
+def test_a_gguf_that_looks_back_alone_is_refused():
+    with pytest.raises(ModelFileError, match=r"'bert\.attention\.causal' is True"):
+        figures_of_gguf({**bert_metadata(), "bert.attention.causal": True}, 267)

@@ -53,6 +53,9 @@ def test_another_number_is_refused_with_its_key(tmp_path):
         ({"pooling_mode_cls_token": False, "pooling_mode_lasttoken": True, "include_prompt": True}, "last"),
         ({"pooling_mode": "lasttoken"}, "last"),
         ({"pooling_mode": "mean"}, "mean"),
+        ({"pooling_mode": "cls", "embedding_dimension": 128}, "cls"),
+        ({"pooling_mode": ["mean", "lasttoken"]}, "mean + last"),
+        ({"pooling_mode_cls_token": True}, "cls"),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": False}, "mean"),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": True}, "last + mean"),
     ],
@@ -75,3 +78,51 @@ def test_a_folder_says_it_in_sentence_transformers_settings(folder, settings, ki
 def test_settings_that_say_nothing_are_refused(folder, settings, said):
     with pytest.raises(ModelFileError, match=f"1_Pooling/config.json ?{said}"):
         of_folder(folder, settings)
+
+
+def with_modules(folder, modules, settings=None):
+    text = modules if isinstance(modules, str) else json.dumps(modules)
+    (folder / "modules.json").write_text(text, encoding="utf-8")
+    return of_folder(folder, settings or {"pooling_mode_mean_tokens": True})
+
+
+STEPS = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+]
+DENSE = {"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"}
+
+
+def test_of_the_listed_steps_those_that_are_done_anyway_change_nothing(folder):
+    assert with_modules(folder, STEPS) == with_modules(folder, STEPS[:2]) == "mean"
+
+
+def test_a_further_step_is_named_and_so_is_no_pooling_that_is_known(folder):
+    assert with_modules(folder, [*STEPS[:2], DENSE, STEPS[2]]) == "mean, then Dense"
+
+
+def test_the_settings_of_pooling_are_where_the_list_says(folder):
+    (folder / "pool").mkdir()
+    (folder / "pool" / "config.json").write_text('{"pooling_mode": "cls"}')
+    steps = [STEPS[0], {"path": "pool", "type": "sentence_transformers.sentence_transformer.modules.pooling.Pooling"}]
+    assert with_modules(folder, steps) == "cls"
+
+
+@pytest.mark.parametrize(
+    ("modules", "said"),
+    [
+        ("{}", "modules.json must be a list, got dict"),
+        ("[", "modules.json is not JSON"),
+        ([{"path": ""}], "modules.json must be a list of objects that have a type each"),
+        ([7], "modules.json must be a list of objects that have a type each"),
+        (
+            [{"type": "a.Pooling", "path": "../elsewhere"}],
+            "modules.json has the path '../elsewhere', which is no folder",
+        ),
+        ([{"type": "a.Pooling", "path": ".."}], r"modules.json has the path '\.\.', which is no folder"),
+    ],
+)
+def test_a_list_of_steps_that_is_none_is_refused(folder, modules, said):
+    with pytest.raises(ModelFileError, match=said):
+        with_modules(folder, modules)

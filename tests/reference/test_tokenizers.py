@@ -19,6 +19,9 @@ from millpond.text.tokenizer import Tokenizer
 from tiny_sentencepiece import FAMILIES as PIECES
 from tiny_sentencepiece import learnt, sentencepiece_metadata, write_json_folder, write_model_folder
 from tiny_tokenizers import BYTE, FAMILIES, byte_level, byte_level_metadata
+from tiny_wordpiece import FAMILIES as WORDS
+from tiny_wordpiece import wordpiece_metadata
+from tiny_wordpiece import write_folder as write_words_folder
 
 pytestmark = pytest.mark.reference
 
@@ -145,6 +148,22 @@ def gguf_tokenizer(path: Path):
     architecture, held, _ = mapping.get_gguf_tokenizer(str(path))
     backend, _ = mapping.convert_gguf_tokenizer(architecture, held)
     return import_module("transformers").PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_wordpiece_tokenizers_are_those_of_transformers(name, tmp_path):
+    """Ids alone: their texts have spaces taken from in front of commas and the like, which no stream could do."""
+    folder = write_words_folder(name, tmp_path / "folder")
+    theirs = import_module("transformers").AutoTokenizer.from_pretrained(folder)
+    expected = {text: theirs.encode(text, truncation=False) for text in AWKWARD}
+    for ours in (Tokenizer.from_folder(folder), Tokenizer.from_gguf(wordpiece_metadata(name))):
+        assert {text: ours.encode(text) for text in AWKWARD} == expected
+
+
+def test_the_words_of_a_real_model_are_those_of_transformers():
+    folder = resolve("all-minilm-l6-v2")
+    ours, theirs = Tokenizer.from_folder(folder), import_module("transformers").AutoTokenizer.from_pretrained(folder)
+    assert {text: ours.encode(text) for text in AWKWARD} == {text: theirs.encode(text) for text in AWKWARD}
 
 
 @pytest.mark.parametrize("name", ["smollm2", "gemma3-270m"])

@@ -7,7 +7,7 @@ from millpond.kernels.matmul import BF16, F32_WEIGHTS, U4
 from millpond.kernels.precompile import Wanted
 from millpond.kernels.tiles import attention_rows
 from millpond.model.experts import link_experts
-from millpond.model.forward import link_forward
+from millpond.model.forward import link_forward, walk
 from millpond.runner.compiled import jobs_of, tile_loader
 from millpond.runner.sampler import link_compiled
 from tiny_llama import write_tiny_llama
@@ -26,7 +26,7 @@ def linked(runner, isa="portable"):
     wanted, scratch = Wanted(), runner._scratch
     tile_loader(runner.config, runner._packed.kinds, runner._kv_dtype, isa, 1)(link=wanted)
     tiles = runner._tiles.fields
-    link_forward(tiles, runner._weights, runner._cache, runner._batch(()), scratch, link=wanted)
+    link_forward(walk, tiles, runner._weights, runner._cache, runner._batch(()), scratch, link=wanted)
     link_compiled(wanted)
     if runner.config.num_experts:
         link_experts(tiles, runner._weights, scratch, link=wanted)

@@ -229,8 +229,8 @@ def test_a_folder_without_a_tokenizer_says_what_it_lacks(tmp_path):
 
 def test_a_tokenizer_of_another_kind_is_refused_by_its_decoder(write):
     written = json.loads(byte_level("llama 3").to_str())
-    written["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
-    with pytest.raises(ModelFileError, match=r"tokenizer\.json decodes by WordPiece; only byte-level and"):
+    written["decoder"] = {"type": "CTC", "pad_token": "<s>", "word_delimiter_token": "|", "cleanup": True}
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json decodes by CTC; only byte-level, SentencePiece and"):
         Tokenizer.from_folder(write(tokenizer=written))
 
 

@@ -230,7 +230,7 @@ def test_a_file_that_says_how_to_cut_words_gets_no_warning(tiny_metadata, caplog
     ("changes", "message"),
     [
         ({"pre": "afmoe"}, "'afmoe'.*among them gpt-2"),
-        ({"model": "bert"}, "'bert', which is not supported .*'llama' is SentencePiece BPE"),
+        ({"model": "rwkv"}, "'rwkv', which is not supported .*'bert' is WordPiece"),
         ({"model": None}, "carries no tokenizer"),
         ({"add_space_prefix": True}, "add_space_prefix is not supported"),
     ],

@@ -189,6 +189,7 @@ def chat(
         speculative_tokens=speculative_tokens,
     )
     engine = loading.open_engine(model, config, context.ensure_object(Settings), chat_template)
+    engine.limits.check_generates()
     if engine.chat_template.is_missing:
         raise ConfigError(
             f"{engine.model_name} has no chat template, so it cannot chat: `millpond generate` continues texts "

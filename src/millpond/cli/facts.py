@@ -73,9 +73,9 @@ def thread_facts(config: EngineConfig) -> list[Fact]:
 
 def model_facts(file: ModelFile, figures: ModelConfig) -> list[Fact]:
     """The figures of a model file."""
-    from millpond.build import name_of, read_tokenizer
+    from millpond.build import find_pooling, name_of, read_tokenizer
 
-    tokenizer = read_tokenizer(file)
+    tokenizer, pooling = read_tokenizer(file), find_pooling(file, figures, lambda line: None)
     kinds = Counter(tensor.kind for tensor in file.tensors.values())
     num_parameters = sum(prod(tensor.shape) for tensor in file.tensors.values())
     return [
@@ -96,6 +96,7 @@ def model_facts(file: ModelFile, figures: ModelConfig) -> list[Fact]:
         fact("tokenizer", tokenizer.source.kind),
         fact("ends", sorted(tokenizer.eos_token_ids), end_tokens(tokenizer)),
         fact("chat_template", tokenizer.chat_template is not None, "yes" if tokenizer.chat_template else "none"),
+        fact("embeddings", pooling, "none" if pooling is None else f"of length {figures.hidden_size}, by {pooling}"),
         fact("licence", str(file.metadata.get("general.license", "not named in the file"))),
     ]
 
@@ -108,9 +109,11 @@ def end_tokens(tokenizer: Tokenizer) -> str:
 
 def pool_facts(figures: ModelConfig, config: EngineConfig, available: int) -> list[Fact]:
     """The K/V pool that an engine of these settings would have, and what the watermark holds back of it."""
-    from millpond.build import plan_pool
+    from millpond.build import for_whole_prompts, plan_pool
 
     plan = plan_pool(figures, config, available)
+    if figures.is_encoder:
+        config = for_whole_prompts(config, plan.max_model_len)
     return [
         fact("type", config.kv_type),
         memory_fact("position_bytes", plan.position_bytes),

@@ -143,4 +143,5 @@ def generate(
     text = read_prompt(prompt, sys.stdin)
     check_template(chat_template, chat)
     engine = loading.open_engine(model, config, context.ensure_object(Settings), chat_template)
+    engine.limits.check_generates()
     complete(engine, prompt_tokens(engine, text, chat), sampling, as_json, write_out)

@@ -24,7 +24,7 @@ token, its last token, right or wrong guesses or a fault. Only how many are unfi
 state, steps alone must drain the scheduler. With --prefix-cache there are requests that share their text as well, with
 --policy priority or fair such of two priorities or tenants. With --any-reserve the reserve is chosen at will before
 each admission, as it might be by any rule (--watermark auto). With --disk a disk beside the prefix cache has any of a
-head's blocks, now or later.
+head's blocks, now or later. With --whole-prompts no prompt may be cut, as for models that make embeddings alone.
 
 Then faults are planted one by one, and the shortest trace to each is shown. The exit code is 1 if a rule is broken or
 a planted fault goes unseen."""
@@ -35,6 +35,7 @@ EXAMPLES = examples(
     "millpond prove --disk",
     "millpond prove --policy priority",
     "millpond prove --any-reserve",
+    "millpond prove --whole-prompts",
     "millpond prove --positions 3 --requests 2",
     "millpond prove --deep --json",
 )
@@ -94,6 +95,7 @@ def bounds_text(bounds: Bounds) -> str:
     order = f", {bounds.policy}" * (bounds.policy != "fcfs")
     reserves = "a reserve chosen at will before each admission" if bounds.any_reserve else "every reserve"
     sharing = ", with the prefix cache" * bounds.prefix_cache + " and a disk" * bounds.disk
+    sharing += ", whole prompts" * bounds.whole_prompts
     return (
         f"bounds: blocks x block size up to {bounds.positions}, {slots}, {reserves}, {budgets}, "
         f"{guesses}, {bounds.requests} unfinished at once, any number in all{sharing}{order}"
@@ -152,6 +154,7 @@ def prove(
     disk: Annotated[bool, typer.Option("--disk", help="The same, with a disk behind it.")] = False,
     policy: Policy = DEFAULTS.policy,
     any_reserve: AnyReserve = False,
+    whole_prompts: Annotated[bool, typer.Option("--whole-prompts", help="Each prompt in one step.")] = False,
     faults: Annotated[bool, typer.Option("--faults/--no-faults", help="Plant the faults as well.")] = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one object: bounds, pools, states, transitions, verdict, faults.")
@@ -162,10 +165,12 @@ def prove(
     from millpond.lab.faults import planted_in
 
     given = {"positions": positions, "slots": slots, "requests": requests, "budget": budget, "guesses": guesses}
-    alone = lab.Bounds() if policy == "fcfs" else lab.ORDERING
-    preset = lab.DEEP if deep else lab.ON_DISK if disk else lab.SHARING if prefix_cache else alone
-    bounds = preset.within(policy, prefix_cache, any_reserve, given, disk)
-    planted = planted_in(policy, bounds.prefix_cache, disk) if faults else ()
+    preset = lab.DEEP if deep else lab.ON_DISK if disk else lab.SHARING if prefix_cache else None
+    if preset is None:
+        alone, ordering = (lab.WHOLE, lab.WHOLE_ORDERING) if whole_prompts else (lab.Bounds(), lab.ORDERING)
+        preset = alone if policy == "fcfs" else ordering
+    bounds = preset.within(policy, prefix_cache, any_reserve, given, disk, whole_prompts)
+    planted = planted_in(policy, bounds.prefix_cache, disk, whole_prompts) if faults else ()
     started = time.perf_counter()
     with counting_bar(lab.num_cases(bounds) + len(planted)) as notify:
         proof = lab.prove(bounds, notify)

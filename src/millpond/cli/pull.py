@@ -13,12 +13,13 @@ from millpond.cli.settings import Settings
 
 HELP = """Fetch a model into the user's cache folder; one that is there already is left alone.
 
-MODEL is a known name (smollm2, gemma3-270m) or a repository of the Hugging Face hub, with the file's name where it
-holds several."""
+MODEL is a known name (smollm2, gemma3-270m, all-minilm-l6-v2) or a repository of the Hugging Face hub, with the
+file's name where it holds several."""
 
 EXAMPLES = examples(
     "millpond pull smollm2",
     "millpond pull gemma3-270m",
+    "millpond pull all-minilm-l6-v2",
     "millpond pull org/repo",
     "millpond pull org/repo:model-Q8_0.gguf",
 )
@@ -44,4 +45,5 @@ def licence_of(model: str, path: Path) -> str:
 
     if model in KNOWN_MODELS:
         return f"{KNOWN_MODELS[model].licence} ({KNOWN_MODELS[model].title})"
-    return str(open_gguf(path).metadata.get("general.license", "the file does not name one; see where it comes from"))
+    named = {} if path.is_dir() else open_gguf(path).metadata
+    return str(named.get("general.license", "the file does not name one; see where it comes from"))

@@ -168,7 +168,9 @@ def _serve(given: dict[str, Any], settings: Settings) -> None:
     check_server(host, port, server_config)
     check_tenants([tenant for tenant, _ in config.tenant_weights], len(server_config.api_keys))
     engine = loading.open_engine(model, config, settings, given["chat_template"])
-    if engine.chat_template.is_missing:
+    if not engine.limits.generates:
+        loading.notify("this model makes embeddings alone (/v1/embeddings), each of a whole prompt: nothing is cached")
+    elif engine.chat_template.is_missing:
         loading.notify("this model has no chat template, so it only continues texts; --chat-template gives it one")
     # A path is nobody's name for a model: what is served is what the file or folder is called.
     name = given["served_model_name"] or (engine.model_name if Path(model).exists() else model)

@@ -10,14 +10,15 @@ from millpond.core.policies import Policy
 from millpond.core.request import Request
 
 
-def tokens_too_many(head: Request, running: Sequence[Request], wanted: int, budget: int) -> int:
-    """How many must go so that a step of such a budget has a token for the head; the running want so many in all.
+def tokens_too_many(head: Request, running: Sequence[Request], wanted: int, budget: int, least: int) -> int:
+    """How many must go so that a step of such a budget has the least for the head, a token mostly; the running want so
+    many in all.
 
     Those behind the head can do with one token each, so that each of them that goes leaves one.
     """
     if running and head.rank < running[-1].rank:
         wanted = sum([each.num_missing_tokens if each.rank < head.rank else 1 for each in running])
-    return max(0, wanted - budget + 1)
+    return max(0, wanted - budget + least)
 
 
 def choose_victims(

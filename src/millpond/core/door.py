@@ -13,21 +13,30 @@ class Door:
     """The sizes that decide whether a request can run at all.
 
     max_model_len bounds prompt and output together. The pool bounds what needs K/V, which is one token less:
-    the last token is delivered and never put through the model.
+    the last token is delivered and never put through the model. Where prompts are whole (scheduler.py) it stands for
+    what the prompt gives, and takes nothing of max_model_len either.
     """
 
     num_blocks: int
     block_size: int
     max_model_len: int
+    whole_prompts: bool = False
+
+    @property
+    def most_tokens(self) -> int:
+        """The most that prompt and output may have together."""
+        return self.max_model_len + self.whole_prompts
 
     def max_tokens_that_fit(self, num_prompt_tokens: int) -> int:
         """The most output tokens a prompt of this length may ask for; 0 when the prompt itself does not fit."""
         by_pool = self.num_blocks * self.block_size + 1 - num_prompt_tokens
-        return max(0, min(self.max_model_len - num_prompt_tokens, by_pool))
+        return max(0, min(self.most_tokens - num_prompt_tokens, by_pool))
 
     def check(self, num_prompt_tokens: int, max_tokens: int) -> None:
         """Raise InvalidRequestError, with both numbers, for a request that could never run."""
         self._check_prompt(num_prompt_tokens)
+        if self.whole_prompts and max_tokens != 1:
+            raise InvalidRequestError(f"max_tokens must be 1 where prompts are whole, got {max_tokens}", "max_tokens")
         if max_tokens < 1:
             raise InvalidRequestError(f"max_tokens must be at least 1, got {max_tokens}", "max_tokens")
         self._check_total(num_prompt_tokens, max_tokens)
@@ -39,7 +48,7 @@ class Door:
             raise InvalidRequestError(
                 f"the prompt has {length} tokens, more than max_model_len {self.max_model_len}; shorten it", "prompt"
             )
-        if length == self.max_model_len:
+        if length == self.most_tokens:
             raise InvalidRequestError(
                 f"the prompt has {length} tokens, which leaves no room for one new token within "
                 f"max_model_len {self.max_model_len}; shorten it by at least 1",
@@ -52,7 +61,7 @@ class Door:
         total = num_prompt_tokens + max_tokens
         asked = f"the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}"
         remedy = f"max_tokens can be at most {self.max_tokens_that_fit(num_prompt_tokens)} for this prompt"
-        if total > self.max_model_len:
+        if total > self.most_tokens:
             raise InvalidRequestError(
                 f"{asked}: together {total}, more than max_model_len {self.max_model_len}; {remedy}", "max_tokens"
             )

@@ -191,7 +191,7 @@ class _Record:
 
 @dataclass(slots=True)
 class Auditor:
-    """Checks INV-1 to INV-7, INV-9 and INV-10 while a scheduler runs: show it every step.
+    """Checks INV-1 to INV-7 and INV-9 to INV-11 while a scheduler runs: show it every step.
 
     after_schedule(output) right after schedule(), after_update(result) right after update(); for a step that
     failed, after_update of an empty result once its requests are failed. It may join at any moment between steps.
@@ -224,6 +224,8 @@ class Auditor:
         for each in output.scheduled:
             _check_share(self._records[each.request_id], each, each.request_id in output.admitted)
             self._check_writes(each)
+            if self.scheduler.door.whole_prompts:
+                _check_whole(each)
         self._check_loads(output)
         self._check_progress(output)
         self._in_flight = output.scheduled
@@ -341,6 +343,12 @@ def _check_share(record: _Record, each: ScheduledRequest, is_admitted: bool) -> 
     told = None if each.admission is None else each.admission.prompt_token_ids + each.admission.output_token_ids
     if told != (tokens if is_admitted else None):
         raise _broken(6, f"request {name} starts at {start} of {tokens}, but the runner is told {told}")
+
+
+def _check_whole(each: ScheduledRequest) -> None:
+    if each.first_position or not each.samples:
+        begun = f"{len(each.token_ids)} tokens from position {each.first_position} on"
+        raise _broken(11, f"request {each.request_id} has {begun}, which is not the whole prompt")
 
 
 def _num_kept(request: Request, num_before: int, num_given: int) -> int:

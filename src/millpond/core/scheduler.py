@@ -25,9 +25,10 @@ from millpond.core.prefix_cache import NOTHING, Link, Prefix, PrefixCache
 from millpond.core.request import NEVER, FinishReason, Request, RequestState
 from millpond.core.reserve import FixedReserve, Reserve
 from millpond.core.results import checked
+from millpond.core.sizes import check_sizes, check_whole_prompts
 from millpond.core.speculation import Drafter, place_drafts
 from millpond.core.step import BlockData, Load, ScheduledRequest, SchedulerOutput, StepResult
-from millpond.errors import ConfigError, InvalidRequestError, InvariantError
+from millpond.errors import InvalidRequestError, InvariantError
 
 
 class RequestUpdate(NamedTuple):
@@ -45,6 +46,8 @@ class Scheduler:
     unless a reserve is given that says how many. The running are in the policy's order, which is that of arrival by
     default: every running request is older than every waiting one then, because only the head is admitted and only the
     last running request is preempted. A finished request keeps its blocks and its slot until the next schedule().
+    whole_prompts are for what cannot be cut: all of a prompt is in the step that admits it, and gets its one token. So
+    nobody runs between two steps, and every step begins with room for any head.
     """
 
     def __init__(
@@ -61,13 +64,11 @@ class Scheduler:
         prefix_cache: bool = False,
         policy: Policy | None = None,
         disk: PrefixDisk | None = None,
+        whole_prompts: bool = False,
     ) -> None:
-        sizes = {"block_size": block_size, "max_num_seqs": max_num_seqs, "max_model_len": max_model_len}
-        if max_num_batched_tokens is not None:
-            sizes["max_num_batched_tokens"] = max_num_batched_tokens
-        for name, value in sizes.items():
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+        check_sizes(block_size, max_num_seqs, max_model_len, max_num_batched_tokens)
+        if whole_prompts:
+            check_whole_prompts(max_model_len, max_num_batched_tokens, drafter is not None, prefix_cache)
         self.disk = disk
         self.cache = PrefixCache(block_size, None if disk is None else disk.withdraw) if prefix_cache else None
         self.pool = BlockPool(num_blocks, self.cache)
@@ -84,7 +85,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.finished: list[Request] = []
         self.free_slots = list(range(max_num_seqs))
-        self.door = Door(num_blocks, block_size, max_model_len)
+        self.door = Door(num_blocks, block_size, max_model_len, whole_prompts)
         self._num_arrivals = 0
         self._in_flight: tuple[tuple[ScheduledRequest, Request], ...] = ()
         self.loads: tuple[Load, ...] = ()
@@ -338,9 +339,10 @@ class Scheduler:
         return victim.request_id
 
     def _budget(self, prefill_budget: int | None) -> int | None:
-        """A step's tokens. Never fewer than there are running requests, and one more where the bound allows it."""
+        """A step's tokens. Never fewer than there are running requests, and one more where the bound allows it; where
+        prompts are whole nobody decodes beside them."""
         most = self.max_num_batched_tokens
-        if prefill_budget is None:
+        if prefill_budget is None or self.door.whole_prompts:
             return most
         wanted = len(self.running) + max(1, prefill_budget)
         return wanted if most is None else min(most, wanted)
@@ -367,8 +369,9 @@ class Scheduler:
             request = policy.head(self.waiting)
             fewest = 0 if self.free_slots else 1
             if budget is not None:
-                fewest = max(fewest, tokens_too_many(request, self.running, wanted, budget))
-            if fewest and not policy.outranks(request, self.running[-1]):
+                least = request.num_missing_tokens if self.door.whole_prompts else 1
+                fewest = max(fewest, tokens_too_many(request, self.running, wanted, budget, least))
+            if fewest and not self._may_displace(request):
                 break
             need, found = self._blocks_needed(request), self._find(request)
             victims = self._victims(request, fewest, need, found.block_ids)
@@ -396,7 +399,7 @@ class Scheduler:
     def _victims(self, head: Request, fewest: int, need: int, found: Sequence[int]) -> list[Request] | None:
         """Who must go for the head: mostly nobody; None where it must wait."""
         pool, taken = self.pool, need - self.pool.num_held(found)
-        may_displace = bool(self.running) and self.policy.outranks(head, self.running[-1])
+        may_displace = self._may_displace(head)
         # The reserve is for those who run to grow, and who may be preempted at once for the head needs none beside it.
         reserve = 0 if may_displace else self._reserve(head, need, taken)
         if not fewest and taken <= pool.num_free - reserve:
@@ -409,6 +412,10 @@ class Scheduler:
             self.counters.watermark_delays += on == "reserve"
             self.notes.blocked = Blocked(head.request_id, on, taken, pool.num_free, pool.num_blocks, reserve)
         return victims
+
+    def _may_displace(self, head: Request) -> bool:
+        """Whoever has a whole prompt in a step is done with it: nobody is preempted before."""
+        return bool(self.running) and not self.door.whole_prompts and self.policy.outranks(head, self.running[-1])
 
     def _find(self, request: Request) -> Prefix:
         return NOTHING if self.cache is None else self.cache.find(request)

@@ -26,9 +26,19 @@ class RequestLimits:
     embedding_size: int = 0
 
     @property
+    def max_prompt_tokens(self) -> int:
+        """The most tokens that a prompt may have that gets one token."""
+        return self.door.max_tokens_that_fit(1)
+
+    @property
     def max_total_tokens(self) -> int:
-        """The most tokens that prompt and output may have together."""
-        return 1 + self.door.max_tokens_that_fit(1)
+        """The most tokens that prompt and output may have together; of a model that generates nothing, the prompt."""
+        return self.max_prompt_tokens + self.generates
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model has anything but embeddings to give."""
+        return not self.door.whole_prompts
 
     def check(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> int:
         """The max_tokens that the request runs with. Raises InvalidRequestError with the limit and both numbers."""
@@ -38,12 +48,25 @@ class RequestLimits:
         self.check_ids([token_id for token_id, _ in sampling.biases], "logit_bias")
         if sampling.embedding:
             self._check_embeds()
+        else:
+            self.check_generates()
+        if not self.generates and (sampling.logprobs, sampling.prompt_logprobs) != (None, None):
+            raise InvalidRequestError("a model that makes embeddings alone has no log probabilities", "logprobs")
         length, max_tokens = len(prompt_token_ids), sampling.max_tokens
         if max_tokens is None:
             max_tokens = self.door.max_tokens_that_fit(length)
         self.door.check(length, max_tokens)
         self._check_minimum(sampling, max_tokens)
         return max_tokens
+
+    def check_generates(self) -> None:
+        """Raise InvalidRequestError for a model that makes embeddings alone."""
+        if not self.generates:
+            raise InvalidRequestError(
+                "this model makes embeddings and generates no text: send the text to /v1/embeddings, or in Python to "
+                "LLM.embed, or serve a language model",
+                "model",
+            )
 
     def check_dimensions(self, dimensions: int | None) -> None:
         """Raise InvalidRequestError for more numbers of an embedding than it has; None is all of them."""

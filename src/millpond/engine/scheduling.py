@@ -18,9 +18,11 @@ def make_scheduler(
     *,
     drafter: Drafter | None = None,
     disk: PrefixDisk | None = None,
+    whole_prompts: bool = False,
     scheduler_type: Callable[..., Scheduler] = Scheduler,
 ) -> Scheduler:
-    """What guesses and what is on disk are the caller's to say, as not every runner can do it.
+    """What guesses and what is on disk are the caller's to say, as not every runner can do it, and whether prompts are
+    to be whole in a step.
 
     Raises ConfigError where num_blocks or max_model_len are open still, and for a reserve that the pool cannot hold.
     """
@@ -34,6 +36,7 @@ def make_scheduler(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=config.max_model_len,
+        whole_prompts=whole_prompts,
         reserve=make_reserve(config.num_blocks, config.block_size, config.watermark, config.watermark_blocks),
         drafter=drafter,
         prefix_cache=config.prefix_cache,

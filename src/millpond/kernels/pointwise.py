@@ -30,6 +30,8 @@ from millpond.kernels.simd import (
 # Sums may be taken in another order (one order per loop, the same for every row); NaN and infinity stay what they are.
 RELAXED = {"reassoc", "contract", "nsz"}
 VANISHING = 2.0**-120  # 127 divided by less may be infinite
+# 1 - erf(x) = exp(-x**2) * (ERF[0] t + ERF[1] t**2 + ...), t = 1 / (1 + ERF_P x), for x >= 0.
+ERF_P, ERF = 0.3275911, (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 
 
 @intrinsic
@@ -197,6 +199,36 @@ def geglu_row(typingctx, gate, up, target, count):
 
 
 @intrinsic
+def gelu_row(typingctx, x, target, count):
+    """target = x * Phi(x) for 16 * count floats, Phi(x) = (1 + erf(x / sqrt(2))) / 2: GELU's exact form.
+
+    Phi(-|x|) is a polynomial of 1 / (1 + P |x|) times exp(-x**2 / 2), to 8e-8 (Abramowitz and Stegun, 7.1.26).
+    """
+
+    def codegen(context, builder, signature, args):
+        ir, (x, target, count) = Ir(builder), args
+        zero, one, minus_half = ir.zero(), ir.const(V16F32, 1.0), ir.const(V16F32, -0.5)
+
+        def some(i, _):
+            value = ir.load(V16F32, ir.at(x, ir.times(i, 64)))
+            size = builder.bitcast(ir.magnitude(value), V16F32)
+            t = builder.fdiv(one, ir.fma(size, ir.const(V16F32, ERF_P / 2**0.5), one))
+            tail = ir.const(V16F32, ERF[-1] / 2)
+            for coefficient in ERF[-2::-1]:
+                tail = ir.fma(tail, t, ir.const(V16F32, coefficient / 2))
+            exponential = ir.exp(builder.fmul(builder.fmul(value, value), minus_half))
+            tail = builder.fmul(builder.fmul(tail, t), exponential)
+            share = builder.select(builder.fcmp_ordered(">", value, zero), builder.fsub(one, tail), tail)
+            ir.store(builder.fmul(value, share), ir.at(target, ir.times(i, 64)))
+            return []
+
+        ir.loop(count, [], some)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), codegen
+
+
+@intrinsic
 def swiglu_row(typingctx, gate, up, target, count):
     """target = silu(gate) * up for 16 * count floats; silu(x) = x / (1 + exp(-x))."""
 
@@ -251,10 +283,27 @@ def rms_norm(x, gain, epsilon, target):
     for i in range(gain.size):
         total += x[i] * x[i]
     factor = np.float32(1) / np.sqrt(total / np.float32(gain.size) + epsilon)
-    if not np.isfinite(total):
+    if not total < np.inf:  # isfinite subtracts total from itself, which these liberties may make 0
         factor = np.float32(np.nan)  # 1 / infinity would hide the overflow in a row of zeros
     for i in range(gain.size):
         target[i] = x[i] * factor * gain[i]
+
+
+@njit(cache=True, fastmath=RELAXED, **OPTIONS)
+def layer_norm(x, gain, bias, epsilon, target):
+    """target = (x - mean(x)) / sqrt(var(x) + epsilon) * gain + bias; float32 rows. Not a number where the squares
+    overflow."""
+    total, squares = np.float32(0), np.float32(0)
+    for i in range(gain.size):
+        total += x[i]
+    mean = total / np.float32(gain.size)
+    for i in range(gain.size):
+        squares += (x[i] - mean) * (x[i] - mean)
+    factor = np.float32(1) / np.sqrt(squares / np.float32(gain.size) + epsilon)
+    if not squares < np.inf:
+        factor = np.float32(np.nan)  # as in rms_norm
+    for i in range(gain.size):
+        target[i] = (x[i] - mean) * factor * gain[i] + bias[i]
 
 
 @intrinsic

@@ -97,6 +97,14 @@ class TakesAnybodysPlace(Scheduler):
         return admitted, displaced + more
 
 
+class PromptCut(Scheduler):
+    def _admit(self, budget: int | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        door, self.door = self.door, replace(self.door, whole_prompts=False)
+        admitted = super()._admit(budget)
+        self.door = door
+        return admitted
+
+
 @dataclass(frozen=True, slots=True)
 class PlantedFault:
     """A scheduler that breaks one rule. admissible_prompts offers only prompts that the reserve alone would let in.
@@ -112,6 +120,7 @@ class PlantedFault:
     policy: str = "fcfs"
     positions: int = 2
     disk: bool = False
+    whole_prompts: bool = False
 
     def as_json(self) -> dict[str, object]:
         return {"name": self.name, "text": self.text}
@@ -150,8 +159,19 @@ ORDERING_FAULTS = (
 )
 
 
-def planted_in(policy: str, prefix_cache: bool, disk: bool = False) -> tuple[PlantedFault, ...]:
-    """The faults that a proof of a policy, with the prefix cache and a disk or without, should see."""
+WHOLE_FAULTS = (
+    PlantedFault("prompt-cut", "a prompt starts where a step has one token left", PromptCut, whole_prompts=True),
+    replace(FAULTS[0], whole_prompts=True),
+)
+
+
+def planted_in(
+    policy: str, prefix_cache: bool, disk: bool = False, whole_prompts: bool = False
+) -> tuple[PlantedFault, ...]:
+    """The faults that a proof of a policy, with the prefix cache and a disk or without, or of whole prompts, should
+    see."""
+    if whole_prompts:
+        return tuple(replace(fault, policy=policy, positions=3) for fault in WHOLE_FAULTS)
     faults = (*SHARING_FAULTS, *(DISK_FAULTS if disk else ())) if prefix_cache else FAULTS
     if policy == "fcfs":
         return faults

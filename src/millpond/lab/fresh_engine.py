@@ -34,7 +34,13 @@ def engine_over(
     config = dataclasses.replace(base.config, **{**settings, **sizes})
     return Engine(
         config=config,
-        scheduler=make_scheduler(config, drafter=drafter, disk=disk, scheduler_type=scheduler_type),
+        scheduler=make_scheduler(
+            config,
+            drafter=drafter,
+            disk=disk,
+            whole_prompts=base.scheduler.door.whole_prompts,
+            scheduler_type=scheduler_type,
+        ),
         runner=wrap(base.runner),
         tokenizer=base.tokenizer,
         model_name=base.model_name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import product
+from typing import Any
 
 from millpond.config import POLICIES
 from millpond.core.scheduler import Scheduler
@@ -26,7 +27,8 @@ class Bounds:
     many come in all is not bounded, nor, but by the pool, how long they are. With prefix_cache all
     schedulers have one, and some requests share their text. With a policy other than fcfs each has one of two
     priorities or tenants. With any_reserve the reserve is not one of each size, but chosen at will before each
-    admission, which covers every rule where nobody is displaced. Raises ConfigError naming the option.
+    admission, which covers every rule where nobody is displaced. With whole_prompts none is cut. Raises ConfigError
+    naming the option.
     """
 
     positions: int = 4
@@ -38,6 +40,7 @@ class Bounds:
     policy: str = "fcfs"
     any_reserve: bool = False
     disk: bool = False
+    whole_prompts: bool = False
 
     def __post_init__(self) -> None:
         for name, most in MOST.items():
@@ -46,15 +49,23 @@ class Bounds:
                 raise ConfigError(f"--{name} must be from {least} to {most}, got {value}")
         if self.policy not in POLICIES:
             raise ConfigError(f"--policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        if self.whole_prompts and (self.prefix_cache or self.guesses):
+            raise ConfigError("--whole-prompts have no prefix cache, no disk and no guesses: leave them out")
 
     def within(
-        self, policy: str, prefix_cache: bool, any_reserve: bool, given: Mapping[str, int | None], disk: bool = False
+        self,
+        policy: str,
+        prefix_cache: bool,
+        any_reserve: bool,
+        given: Mapping[str, int | None],
+        disk: bool = False,
+        whole_prompts: bool = False,
     ) -> Bounds:
-        """The same with a policy, with or without the prefix cache, a disk, which brings that along, and a reserve
-        chosen at will, and with what is given instead of its own."""
-        chosen = {name: value for name, value in given.items() if value is not None}
-        shares = prefix_cache or disk
-        return replace(self, policy=policy, prefix_cache=shares, any_reserve=any_reserve, disk=disk, **chosen)
+        """The same with a policy, with or without the prefix cache, a disk, which brings that along, a reserve chosen
+        at will, and whole prompts, and with what is given instead of its own."""
+        chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        chosen |= {"prefix_cache": prefix_cache or disk, "any_reserve": any_reserve, "disk": disk}
+        return replace(self, policy=policy, whole_prompts=whole_prompts, **chosen)
 
     def pools(self) -> Iterator[tuple[int, int]]:
         """Numbers of blocks and block sizes, the fewest positions first."""
@@ -75,6 +86,7 @@ class Bounds:
                 policy=self.policy,
                 any_reserve=self.any_reserve,
                 disk=self.disk,
+                whole_prompts=self.whole_prompts,
             )
 
 
@@ -89,6 +101,10 @@ ON_DISK = Bounds(positions=2, slots=2, requests=2, budget=0, guesses=0, prefix_c
 
 # So does who goes before whom.
 ORDERING = Bounds(positions=3, slots=2, requests=2, budget=1, guesses=0)
+
+# A prompt that is whole is done with in one step: there are few states.
+WHOLE = Bounds(budget=4, guesses=0, whole_prompts=True)
+WHOLE_ORDERING = Bounds(positions=3, requests=2, budget=3, guesses=0, whole_prompts=True)
 
 # Where the planted faults are looked for: the wall needs four blocks, and none needs more than two requests.
 FAULT_BOUNDS = Bounds(positions=4, slots=2, requests=2, budget=1, guesses=0)
@@ -168,6 +184,8 @@ def find(fault: PlantedFault, notify: Callable[[str], None]) -> Finding | None:
     """The shortest trace to a planted fault among all cases within FAULT_BOUNDS; None where it goes unseen."""
     notify(f"planted: {fault.name}")
     bounds = replace(FAULT_BOUNDS, prefix_cache=fault.prefix_cache, policy=fault.policy, disk=fault.disk)
+    if fault.whole_prompts:
+        bounds = replace(bounds, whole_prompts=True, budget=3)
     if fault.policy != "fcfs":
         bounds = replace(bounds, positions=fault.positions)
     cases = [case for pool in bounds.pools() for case in bounds.cases_of(*pool)]

@@ -40,7 +40,8 @@ class Case:
     With the prefix cache, some of the requests are twins: at the same position they have the same token, or one of two.
     Where the policy is not fcfs each request has one of two priorities, or is one of two tenants'.
     With any_reserve the reserve is nothing or all that the law allows, as is chosen before each admission. With a disk
-    each head that asks finds any number of its blocks there, or has to wait for the answer.
+    each head that asks finds any number of its blocks there, or has to wait for the answer. With whole_prompts every
+    prompt that fits a step may come, and gets one token.
     """
 
     num_blocks: int
@@ -55,6 +56,14 @@ class Case:
     policy: str = "fcfs"
     any_reserve: bool = False
     disk: bool = False
+    whole_prompts: bool = False
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a prompt."""
+        positions = self.num_blocks * self.block_size
+        fits = positions if self.budget is None or not self.whole_prompts else min(positions, self.budget)
+        return min(fits, self.longest_prompt or fits)
 
     def make_scheduler(self, kind: type[Scheduler]) -> Scheduler:
         return kind(
@@ -62,7 +71,8 @@ class Case:
             block_size=self.block_size,
             max_num_seqs=self.slots,
             max_num_batched_tokens=self.budget,
-            max_model_len=self.num_blocks * self.block_size + 1,
+            max_model_len=self.most_tokens if self.whole_prompts else self.num_blocks * self.block_size + 1,
+            whole_prompts=self.whole_prompts,
             watermark_blocks=self.reserve,
             reserve=ChosenReserve(self.num_blocks) if self.any_reserve else None,
             drafter=ChosenDrafts() if self.most_drafts else None,
@@ -83,6 +93,8 @@ class Case:
             parts.append("prefix cache and disk" if self.disk else "prefix cache")
         if self.policy != "fcfs":
             parts.append(self.policy)
+        if self.whole_prompts:
+            parts.append("whole prompts")
         return ", ".join(parts)
 
 
@@ -213,12 +225,11 @@ class World:
             yield from (Action("schedule", numbers=sum(each, ())) for each in product(let_in, answers, drafts))
         yield from (Action("abort", name) for name in alive)
         if len(alive) < self.case.most_unfinished:
-            longest = self.case.longest_prompt or self.case.num_blocks * self.case.block_size
             name = name_of(self.scheduler._num_arrivals)
             kinds = product((0, 1) if self.case.prefix_cache else (0,), self._choices())
             for is_twin, choice in kinds:
                 rest = (is_twin, choice) if choice else (is_twin,) * is_twin
-                yield from (Action("add", name, (length, *rest)) for length in range(1, longest + 1))
+                yield from (Action("add", name, (length, *rest)) for length in range(1, self.case.most_tokens + 1))
 
     def _choices(self) -> tuple[int, ...]:
         return (0,) if self.case.policy == "fcfs" else CHOICES
@@ -270,7 +281,7 @@ class World:
         """As many tokens as fit may be generated: since every step may be the last, that covers all smaller limits."""
         family = COMMON if is_twin else self.scheduler._num_arrivals
         prompt = tuple(_other_token(family, position) for position in range(num_prompt_tokens))
-        max_tokens = self.scheduler.door.max_tokens_that_fit(num_prompt_tokens)
+        max_tokens = 1 if self.case.whole_prompts else self.scheduler.door.max_tokens_that_fit(num_prompt_tokens)
         request = Request(name, prompt, max_tokens, stop_token_ids=frozenset({STOP_TOKEN}))
         request.priority, request.tenant = choice, str(choice)
         self.scheduler.add_request(request)

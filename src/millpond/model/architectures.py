@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millpond.model import (
+    bert,
     gemma2,
     gemma3,
     granite,
@@ -29,6 +30,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "phi3": phi3.ARCHITECTURE,
     "granite": granite.ARCHITECTURE,
     "olmo2": olmo2.ARCHITECTURE,
+    "bert": bert.ARCHITECTURE,
 }
 BY_GGUF = {each.gguf: name for name, each in ARCHITECTURES.items() if each.gguf is not None}
 BY_HUGGING_FACE = {each.hugging_face: name for name, each in ARCHITECTURES.items() if each.hugging_face is not None}

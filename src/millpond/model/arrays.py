@@ -35,7 +35,7 @@ class Weights(NamedTuple):
 
     norms: float32 [2 * layers + 1, hidden]; after, biases, query_key_norms: as in ModelWeights. cosine, sine: float32
     [tables, positions, head_dim / 2]. turns: int64 [layers], the table of each layer; windows: int64 [layers], how many
-    positions each attends to, 0 for all.
+    positions each attends to, 0 for all. norm_biases, sum_biases, up_biases, positions: an encoder's, as there.
 
     From norms_before on: how a layer differs from Llama's, 0 or 1 but where it says something else. branches: what a
     block gives goes to scratch.branch, and from there into the hidden state. query_key_norm: 0, 1 for each head, 2 for
@@ -50,6 +50,10 @@ class Weights(NamedTuple):
     after: NDArray[np.float32]
     biases: NDArray[np.float32]
     query_key_norms: NDArray[np.float32]
+    norm_biases: NDArray[np.float32]
+    sum_biases: NDArray[np.float32]
+    up_biases: NDArray[np.float32]
+    positions: NDArray[np.float32]
     cosine: NDArray[np.float32]
     sine: NDArray[np.float32]
     turns: NDArray[np.int64]
@@ -65,6 +69,7 @@ class Weights(NamedTuple):
     biased: int
     query_key_norm: int
     gelu: int
+    both_ways: int
     num_experts: int
     experts_used: int
     normalise_experts: int
@@ -97,8 +102,8 @@ class Batch(NamedTuple):
     cleared: int64 [rows], how many positions after the row's in its block are to be zeroed: those that nothing has
     written yet, for the last row in a block that this step begins.
     groups: int64 [groups, 4], each [first row, rows, sequence, context length of the first row]: up to GROUP_TOKENS
-    consecutive tokens of one sequence. tables: int64 [sequences, blocks], of places. sampled: int64, the rows that want
-    logits.
+    consecutive tokens of one sequence; an encoder's rows all have the first one's. tables: int64 [sequences, blocks],
+    of places. sampled: int64, the rows that want logits.
     """
 
     tokens: NDArray[np.int64]
@@ -154,6 +159,10 @@ def new_weights(config: ModelConfig, weights: ModelWeights, max_model_len: int) 
         after=weights.after,
         biases=weights.biases,
         query_key_norms=weights.query_key_norms,
+        norm_biases=weights.norm_biases,
+        sum_biases=weights.sum_biases,
+        up_biases=weights.up_biases,
+        positions=weights.positions,
         cosine=cosine,
         sine=sine,
         turns=np.array(config.rope_of or [0] * config.num_layers, np.int64) % len(ropes),  # NO_ROPE: the last
@@ -179,6 +188,10 @@ def no_weights(config: ModelConfig) -> Weights:
         after=none[2],
         biases=none[2],
         query_key_norms=none[2],
+        norm_biases=none[2],
+        sum_biases=none[2],
+        up_biases=none[2],
+        positions=none[2],
         cosine=none[3],
         sine=none[3],
         turns=numbers[1],
@@ -202,12 +215,13 @@ def _options(config: ModelConfig) -> dict[str, Any]:
     block = config.block
     usual = np.float32(1) / np.sqrt(np.float32(config.head_dim))
     return {
-        "norms_before": int(block.norms != "after"),
-        "norms_after": int(block.norms != "before"),
+        "norms_before": int(block.norms in ("before", "both")),
+        "norms_after": int(block.norms in ("after", "both")),
         "branches": int(config.has_branches),
         "biased": int(block.qkv_bias),
         "query_key_norm": ("none", "each head", "all heads").index(block.query_key_norm),
         "gelu": int(block.activation == "gelu"),
+        "both_ways": int(block.encoder),
         "num_experts": config.num_experts,
         "experts_used": config.experts_used,
         "normalise_experts": int(config.normalise_experts),

@@ -21,7 +21,8 @@ class ModelConfig:
     attention_scale: what scores are multiplied by, 0 for 1 / sqrt(head_dim). score_cap, logit_cap: c in
     c * tanh(x / c), 0 for none. embedding_scale, residual_scale: factors of the embedding and of what a block adds;
     logit_scale divides the logits. num_experts: of each layer, 0 where the FFN is one; ffn_size is then that of each.
-    interleaved: the file has the rows of q and k with the halves that turn together in turns.
+    interleaved: the file has the rows of q and k with the halves that turn together in turns. token_types: the rows of
+    an encoder's table of them, of which every token has the first.
     """
 
     architecture: str
@@ -49,6 +50,12 @@ class ModelConfig:
     experts_used: int = 0
     normalise_experts: bool = False
     interleaved: bool = False
+    token_types: int = 0
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether every token of a prompt sees the whole prompt, and there is nothing to generate with."""
+        return self.block.encoder
 
     @property
     def heads_per_kv(self) -> int:
@@ -66,7 +73,7 @@ class ModelConfig:
     @property
     def has_branches(self) -> bool:
         """Whether what a block gives is changed before it is added."""
-        return self.block.norms != "before" or self.residual_scale != 1 or self.num_experts > 0
+        return self.block.norms in ("after", "both") or self.residual_scale != 1 or self.num_experts > 0
 
     def check(self) -> None:
         """Raises ModelFileError for figures that fit no kernel or not each other."""

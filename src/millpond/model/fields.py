@@ -22,6 +22,7 @@ KEYS = {
     "ffn_size": ("feed_forward_length", "intermediate_size"),
     "context_length": ("context_length", "max_position_embeddings"),
     "norm_epsilon": ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    "layer_norm_epsilon": ("attention.layer_norm_epsilon", "layer_norm_eps"),
     "window": ("attention.sliding_window", "sliding_window"),
     "score_cap": ("attn_logit_softcapping", "attn_logit_softcapping"),
     "logit_cap": ("final_logit_softcapping", "final_logit_softcapping"),

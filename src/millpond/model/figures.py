@@ -35,11 +35,16 @@ def figures_of_gguf(
 
 def figures_of_config(config: Mapping[str, Any], vocab_size: int) -> ModelConfig:
     """Read a config.json without nulls. Raises ModelFileError for what is missing, absurd or not supported."""
-    name = _known(require_str(config, "model_type"), BY_HUGGING_FACE, "model_type")
+    name = architecture_of_config(config)
     architecture, fields = ARCHITECTURES[name], Fields(config, None)
     for key, supported in architecture.only.items():
         fields.only(key, *supported)
     return _read(name, architecture, fields, vocab_size)
+
+
+def architecture_of_config(config: Mapping[str, Any]) -> str:
+    """Our name of a config.json's architecture. Raises ModelFileError for one that is not supported."""
+    return _known(require_str(config, "model_type"), BY_HUGGING_FACE, "model_type")
 
 
 def _known(name: str, names: Mapping[str, str], what: str) -> str:
@@ -68,7 +73,7 @@ def _read(
         ffn_size=fields.integer("expert_ffn_size" if experts else "ffn_size", low=32, high=1 << 22),
         vocab_size=vocab_size,
         context_length=fields.integer("context_length", low=1, high=1 << 24),
-        norm_epsilon=fields.number("norm_epsilon", above=0.0),
+        norm_epsilon=fields.number("layer_norm_epsilon" if architecture.block.encoder else "norm_epsilon", above=0.0),
         block=architecture.block,
         interleaved=architecture.interleaved and fields.is_gguf,
     )

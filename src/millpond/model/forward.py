@@ -59,7 +59,7 @@ def forward(entry, tiles, weights, cache, batch, scratch):
     """Run one step: writes the rows' K/V into the cache and the sampled rows' logits into scratch.logits, the largest
     of each of the head's tiles into scratch.tops. All but entry are Referred.
 
-    entry: the address of `walk`, from `link_forward`.
+    entry: the address of a walk, from `link_forward`.
     """
     addresses = tiles.address, weights.address, cache.address, batch.address, scratch.address
     walk_together(entry, tiles.fields.threads, scratch.fields.sync, *addresses)
@@ -73,11 +73,11 @@ def walk_together(entry, threads, sync, tiles, weights, cache, batch, scratch):
         call(entry, thread, tiles, weights, cache, batch, scratch)
 
 
-def link_forward(tiles, weights, cache, batch, scratch, link=entry_point):
-    """Compile (or load) what a step calls, for such arguments; returns the address of `walk`. link does it, as in
-    load_tiles."""
+def link_forward(walker, tiles, weights, cache, batch, scratch, link=entry_point):
+    """Compile (or load) what a step calls, for such arguments; returns the address of the walk. walker: `walk`, or an
+    encoder's; link does it, as in load_tiles."""
     kinds = reference_to(tiles), reference_to(weights), reference_to(cache, any_strides=True)
-    entry = link(walk, types.int64, *kinds, reference_to(batch), reference_to(scratch))
+    entry = link(walker, types.int64, *kinds, reference_to(batch), reference_to(scratch))
     link(walk_together, types.int64, types.int64, typeof(scratch.sync), *[types.int64] * 5)
     return entry
 
@@ -195,13 +195,15 @@ def attend_groups(tiles, thread, weights, i, keys, values, key_scales, value_sca
         q, o = address(scratch.queries[h, first]), address(scratch.attended[h, first])
         table, scores, factors = batch.tables[sequence], scratch.scores[thread], scratch.factors[thread]
         rows, q_bytes = count * per_token, scratch.queries.strides[1] // per_token
+        alike = rows if weights.both_ways else per_token  # rows of the same context
         following = min(item + 1, len(batch.groups) * kv_heads - 1)
         _, next_count, next_sequence, next_length = batch.groups[following // kv_heads]
+        next_last = next_length if weights.both_ways else next_length + next_count - 1
         before = max(0, next_length - window) // BLOCK if window else 0
-        next_blocks = (next_length + next_count + BLOCK - 2) // BLOCK - before
+        next_blocks = (next_last + BLOCK - 1) // BLOCK - before
         next_keys = address(keys) + following % kv_heads * keys.strides[1]
         attend(
-            tiles, keys, values, key_scales, value_scales, h, rows, per_token, length, table,
+            tiles, keys, values, key_scales, value_scales, h, rows, alike, length, table,
             q, q_bytes, o, dim, weights.score_scale, window, weights.score_cap, scores, factors,
             next_keys, batch.tables[next_sequence, before:], next_blocks,
         )  # fmt: skip

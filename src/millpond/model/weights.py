@@ -34,7 +34,7 @@ from millpond.load.progress import Progress, ignore
 from millpond.model.checkpoint import ModelFile
 from millpond.model.config import ModelConfig
 from millpond.model.quantize import quantize_4_bit
-from millpond.model.tensors import AFTER, BEFORE, check_tensors, split_experts, tensor_names
+from millpond.model.tensors import AFTER, BEFORE, EMBEDDED, SUMS, check_tensors, split_experts, tensor_names
 
 TOLD_BYTES = 4 << 20  # packed between two words of progress
 
@@ -49,8 +49,10 @@ class ModelWeights:
     """layers[i] = [q k v, o, gate up, down], or with experts [q k v, o, router, and gate up, down of each].
 
     norms: float32 [2 * layers + 1, hidden], of what attention and the FFN take, and the last; after, of what they give,
-    [2 * layers, hidden]. biases: of q k v, [layers, columns]. query_key_norms: as wide as q and k of all heads. Where a
-    model has none they are empty.
+    [2 * layers, hidden]. biases: of q k v, [layers, columns]. query_key_norms: as wide as q and k of all heads.
+    An encoder's norms are those of the embedding and of the sums behind it; norm_biases and sum_biases, which are added
+    to the sums before, are as many (the first of these is 0); up_biases: [layers, ffn_size]; positions: what is added
+    to an embedding, [context_length, hidden]. Where a model has none they are empty.
 
     rope_factors, float32 [dims / 2] where the file has them, divide the rotation's frequencies. room is the run of
     memory that all packed layers lie in. outliers: the channels of each integer layer, in order, where they are known;
@@ -67,6 +69,10 @@ class ModelWeights:
     after: NDArray[np.float32] = field(default_factory=nothing)
     biases: NDArray[np.float32] = field(default_factory=nothing)
     query_key_norms: NDArray[np.float32] = field(default_factory=nothing)
+    norm_biases: NDArray[np.float32] = field(default_factory=nothing)
+    sum_biases: NDArray[np.float32] = field(default_factory=nothing)
+    up_biases: NDArray[np.float32] = field(default_factory=nothing)
+    positions: NDArray[np.float32] = field(default_factory=nothing)
     outliers: tuple[NDArray[np.int64], ...] | None = None
     exact: tuple[Callable[[NDArray[np.int64]], NDArray[np.float32]], ...] = ()
 
@@ -207,9 +213,10 @@ def assemble(file: ModelFile, config: ModelConfig, forms: Sequence[Form], room: 
         norms=_norms(file, config),
         rope_factors=None if factors is None else dequantize(factors),
         room=room,
-        after=_stacked(file, config, AFTER) if config.block.norms != "before" else nothing(),
+        after=_stacked(file, config, AFTER) if config.block.norms in ("after", "both") else nothing(),
         biases=_biases(file, config) if config.block.qkv_bias else nothing(),
         query_key_norms=nothing() if config.block.query_key_norm == "none" else _query_key_norms(file, config),
+        **_encoder_parts(file, config),
     )
 
 
@@ -218,12 +225,15 @@ def linears_each(config: ModelConfig) -> int:
     return 3 + 2 * config.num_experts if config.block.experts else 4
 
 
-def _stacked(file: ModelFile, config: ModelConfig, names: Sequence[str]) -> NDArray[np.float32]:
-    tensors = [file.tensors[f"blk.{i}.{name}.weight"] for i in range(config.num_layers) for name in names]
+def _stacked(file: ModelFile, config: ModelConfig, names: Sequence[str], part: str = "weight") -> NDArray[np.float32]:
+    tensors = [file.tensors[f"blk.{i}.{name}.{part}"] for i in range(config.num_layers) for name in names]
     return np.stack([dequantize(each) for each in tensors])
 
 
-def _norms(file: ModelFile, config: ModelConfig) -> NDArray[np.float32]:
+def _norms(file: ModelFile, config: ModelConfig, part: str = "weight") -> NDArray[np.float32]:
+    if config.block.norms == "sums":
+        first = dequantize(file.tensors[f"{EMBEDDED}.{part}"])
+        return np.concatenate([first[None], _stacked(file, config, SUMS, part)])
     last = dequantize(file.tensors["output_norm.weight"]) / np.float32(config.logit_scale)
     if config.block.norms == "after":
         before = np.ones((2 * config.num_layers, config.hidden_size), np.float32)
@@ -236,6 +246,19 @@ def _biases(file: ModelFile, config: ModelConfig) -> NDArray[np.float32]:
     order = qkv_order(config)
     parts = [[dequantize(file.tensors[f"blk.{i}.attn_{n}.bias"]) for n in "qkv"] for i in range(config.num_layers)]
     return np.stack([np.concatenate(each)[order] for each in parts])
+
+
+def _encoder_parts(file: ModelFile, config: ModelConfig) -> dict[str, NDArray[np.float32]]:
+    if not config.is_encoder:
+        return {}
+    sums = _stacked(file, config, ("attn_output", "ffn_down"), "bias")
+    positions, types = (dequantize(file.tensors[f"{name}.weight"]) for name in ("position_embd", "token_types"))
+    return {
+        "norm_biases": _norms(file, config, "bias"),
+        "sum_biases": np.concatenate([np.zeros_like(sums[:1]), sums]),
+        "up_biases": _stacked(file, config, ("ffn_up",), "bias"),
+        "positions": positions + types[0],
+    }
 
 
 def _query_key_norms(file: ModelFile, config: ModelConfig) -> NDArray[np.float32]:
@@ -254,7 +277,7 @@ def linear_layers(file: ModelFile, config: ModelConfig) -> list[Linear]:
     """All linear layers of a checked file: those of each layer, the embedding, and the head where it is another one."""
     tensors = split_experts(file.tensors, config)
     check_tensors(file.path.name, tensors, config)
-    qkv, gate_up = qkv_order(config), unit_order(config.ffn_size)
+    qkv, gate_up = qkv_order(config), unit_order(config.ffn_size, has_gate=not config.is_encoder)
     linears = []
     for i in range(config.num_layers):
         names = tensor_names(config, i)
@@ -285,9 +308,12 @@ def head_order(config: ModelConfig) -> NDArray[np.int64]:
     return np.concatenate([pairs, dims[turned:].reshape(2, -1)], axis=1).reshape(-1)
 
 
-def unit_order(ffn_size: int) -> NDArray[np.int64]:
-    """Rows of gate and up (stacked) in units of two tiles of each, the last filled up with zeros (-1)."""
+def unit_order(ffn_size: int, has_gate: bool = True) -> NDArray[np.int64]:
+    """Rows of gate and up (stacked) in units of UNIT of each, the last filled up with zeros (-1); without a gate the
+    rows of up alone."""
     tiles = np.pad(np.arange(ffn_size), (0, -ffn_size % UNIT), constant_values=-1).reshape(-1, 1, UNIT)
+    if not has_gate:
+        return tiles.reshape(-1)
     return np.concatenate([tiles, np.where(tiles < 0, -1, tiles + ffn_size)], axis=1).reshape(-1)
 
 

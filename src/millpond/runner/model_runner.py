@@ -41,11 +41,14 @@ from millpond.model.arrays import (
     touch,
 )
 from millpond.model.config import ModelConfig
+from millpond.model.encoder import walk_encoder
 from millpond.model.experts import link_experts
-from millpond.model.forward import forward, link_forward
+from millpond.model.forward import forward, link_forward, walk
 from millpond.model.outliers import PROBE_TOKENS, find_outliers, probe_tokens, take_out
+from millpond.model.pooling import LAST
 from millpond.model.weights import ModelWeights
 from millpond.runner.compiled import tile_loader
+from millpond.runner.pooled import embeddings_of, unit_bytes
 from millpond.runner.prompt_scores import NOT_FINITE_MESSAGE, PromptScorer, ScoredPrompts, Watcher, joined
 from millpond.runner.sampler import Sampler
 from millpond.runner.sampler_kernels import ALL_MASKED, NO_DRAFT, NOT_FINITE
@@ -69,6 +72,7 @@ class ModelRunner:
     """Runs steps of one model on the CPU; owns its K/V cache and scratch. Not thread-safe: one step at a time.
 
     block_size is the scheduler's, a multiple of the kernels' 16: a block of 32 is two of theirs, side by side.
+    pooling: how an encoder makes one vector of a prompt's rows; other models take the last token's.
     """
 
     def __init__(
@@ -87,9 +91,10 @@ class ModelRunner:
         max_model_len: int,
         vocab_size: int,
         max_drafts: int = 0,
+        pooling: str = LAST,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._clock = clock
+        self._clock, self._pooling = clock, pooling
         self.config, self._packed, self._kv_dtype = config, packed, kv_storage(dtype, kv_dtype)
         self._max_rows, self._max_model_len, self._vocab_size = max_num_batched_tokens, max_model_len, vocab_size
         self._per_block = block_size // BLOCK
@@ -117,7 +122,8 @@ class ModelRunner:
         tiles = load()
         if self.config.num_experts:
             self._weights = self._weights._replace(experts=link_experts(tiles, self._weights, self._scratch))
-        self._entry = link_forward(tiles, self._weights, self._cache, self._batch(()), self._scratch)
+        walker = walk_encoder if self.config.is_encoder else walk
+        self._entry = link_forward(walker, tiles, self._weights, self._cache, self._batch(()), self._scratch)
         self._tiles = Referred(tiles)
         self._own = Referred(self._weights), Referred(self._cache), Referred(self._scratch)
 
@@ -136,7 +142,7 @@ class ModelRunner:
 
     def _find_outliers(self, pairs: list[tuple[Packed, NDArray[np.int64]]]) -> tuple[NDArray[np.int64], ...]:
         """Probe on one thread, in a cache and a scratch of its own: the choice must not depend on any setting."""
-        config, tokens = self.config, probe_tokens(self.config.vocab_size)
+        config, tokens = self.config, probe_tokens(self.config.vocab_size)[: self.config.context_length]
         blocks = blocks_for_length(len(tokens), BLOCK * self._per_block)
         cache = new_kv_cache(config, blocks * self._per_block, self._kv_dtype)
         count = len(tokens)
@@ -166,6 +172,8 @@ class ModelRunner:
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Run one step; a request whose logits are not finite gets a fault instead of a token."""
         started = self._clock()
+        if self.config.is_encoder:
+            return self._encode(output.scheduled, started)
         for load in output.loads:
             for place, part in self._parts(load.block_id, load.data):
                 put_block(self._cache, place, part)
@@ -184,6 +192,17 @@ class ModelRunner:
         sampled, faults, scores = self._sample([each for each in scheduled if each.samples])
         times = RunnerTimes(prepared - started - scoring, computed - prepared + scoring, self._clock() - computed)
         return StepResult(sampled, faults + prompts.faults, times, joined(scores, prompts.scores))
+
+    def _encode(self, scheduled: Sequence[ScheduledRequest], started: float) -> StepResult:
+        """A step of an encoder, in which all prompts are whole."""
+        batch = self._batch(scheduled)
+        prepared = self._clock()
+        self._forward(batch, self._scratch)
+        computed = self._clock()
+        hidden = self._scratch.hidden[:, : self.config.hidden_size]
+        sampled, faults, scores = embeddings_of(scheduled, hidden, self._pooling)
+        times = RunnerTimes(prepared - started, computed - prepared, self._clock() - computed)
+        return StepResult(sampled, faults, times, scores)
 
     def _seat(self, output: SchedulerOutput) -> None:
         """Tell the sampler who has taken a slot, and which of those that were special there are gone."""
@@ -238,8 +257,7 @@ class ModelRunner:
     def _embedding(self, row: int) -> bytes:
         """The hidden state of a sampled row behind the last norm, of length 1, as little-endian float32."""
         norm = self._weights.norms[-1].astype(np.float64)
-        hidden = self._scratch.last[row, : norm.size].astype(np.float64) * norm
-        return (hidden / np.sqrt(np.square(hidden).sum())).astype("<f4").tobytes()
+        return unit_bytes(self._scratch.last[row, : norm.size].astype(np.float64) * norm)
 
     def _all_logits(self, chunk: ScheduledRequest) -> NDArray[np.float32]:
         """The logits of every row of a chunk that fits the scratch, which keeps them until the next forward."""
@@ -264,7 +282,8 @@ class ModelRunner:
             if count > last_offset:  # the block of the last token begins in this chunk
                 cleared[-1] = BLOCK - 1 - last_offset
             for start in range(0, count, GROUP_TOKENS):
-                groups += (row + start, min(GROUP_TOKENS, count - start), sequence, first + start + 1)
+                context = count if self.config.is_encoder else first + start + 1
+                groups += (row + start, min(GROUP_TOKENS, count - start), sequence, context)
             if each.samples:
                 sampled += range(row + count - 1 - each.num_drafts, row + count)
             tables += table
@@ -291,6 +310,8 @@ class ModelRunner:
 
         For evaluation and tests: it overwrites the cache's first blocks, so no request may be running.
         """
+        if self.config.is_encoder:
+            raise ValueError("an encoder has no logits")
         room = min(self._max_model_len, self._num_blocks * BLOCK)
         if not 0 < len(token_ids) <= room:
             raise ValueError(f"from 1 to {room} tokens have room here, got {len(token_ids)}")
@@ -333,6 +354,9 @@ class ModelRunner:
         """Compile (or load) everything that a step can call, and use the memory of the first steps once: no request
         waits for the one, or for the system to find and clear pages."""
         touch(self._cache, self._scratch, self._places[: min(self._first_blocks, self._num_blocks)])
+        if self.config.is_encoder:
+            self._forward(self._batch([ScheduledRequest("warm up", 0, 0, (0,), (0,), True, 0)]), self._scratch)
+            return
         self.logits([0])
         self.sampler.warm_up()
 

@@ -35,6 +35,7 @@ async def _answer(context: ServeContext, body: ChatCompletionRequest) -> Respons
     envelope = Envelope(
         f"chatcmpl-{context.new_id()}", "chat.completion", int(context.now()), context.model_name(body.model)
     )
+    context.engine.limits.check_generates()
     with renaming(body.engine_field_names()):
         sampling = body.sampling()
         context.engine.check_room(sampling.n, sampling.n * context.intake.least_chat_tokens(body.messages))

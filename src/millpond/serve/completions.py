@@ -85,6 +85,7 @@ async def _answer(context: ServeContext, body: CompletionRequest) -> Response:
     envelope = Envelope(
         f"cmpl-{context.new_id()}", "text_completion", int(context.now()), context.model_name(body.model)
     )
+    context.engine.limits.check_generates()
     sampling = body.sampling()
     least_tokens = sampling.n * context.intake.least_tokens(body.prompts)
     context.engine.check_room(sampling.n * len(body.prompts), least_tokens)

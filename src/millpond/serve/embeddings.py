@@ -102,7 +102,7 @@ async def _answer(context: ServeContext, body: EmbeddingRequest) -> Response:
 
 def _check_lengths(context: ServeContext, inputs: list[list[int]]) -> None:
     """Each by itself, so that an error names it."""
-    limits, most = context.engine.limits, context.engine.limits.max_total_tokens - 1
+    limits, most = context.engine.limits, context.engine.limits.max_prompt_tokens
     for name, each in zip(prompt_names(len(inputs)), inputs, strict=True):
         if not each:
             raise InvalidRequestError(f"{name} is empty: it must have at least 1 token", name)

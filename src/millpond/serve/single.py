@@ -75,6 +75,7 @@ def shared_fields(body: Body) -> dict[str, Any]:
 
 async def take_chat(context: ServeContext, request_id: str, translation: Translation) -> Call:
     """The engine's call for one answer. All that can be refused is refused here, before the status line."""
+    context.engine.limits.check_generates()
     with translation.naming():
         chat = translation.chat()
         sampling = chat.sampling()

@@ -1,4 +1,4 @@
-"""From a vocabulary to what encodes text: byte-level BPE, SentencePiece BPE, SentencePiece unigram."""
+"""From a vocabulary to what encodes text: byte-level BPE, SentencePiece BPE and unigram, WordPiece."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 import tokenizers
-from tokenizers import AddedToken, Regex, normalizers
-from tokenizers.models import BPE, Unigram
+from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
+from tokenizers.models import BPE, Unigram, WordPiece
 
 from millpond.errors import ModelFileError, shown
 from millpond.text.charsmap import is_whole
 from millpond.text.pre_tokenizers import WordSplit
-from millpond.text.vocabulary import SPACE, SPECIAL_TYPES, Spelling, TokenType, Vocabulary
+from millpond.text.vocabulary import CONTINUED, SPACE, SPECIAL_TYPES, Spelling, TokenType, Vocabulary
+
+LONGEST_WORD = 100  # in characters; a longer one is the unknown token
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,27 @@ def sentencepiece_unigram(
     backend = tokenizers.Tokenizer(Unigram(pieces, unknown, vocabulary.has_bytes))
     backend.normalizer = normalizing.build()
     _add(backend, vocabulary, added)
+    return backend
+
+
+def word_pieces(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    """BERT's. It is made of lower case without accents where no token of the vocabulary has an upper case letter."""
+    if (unknown := vocabulary.unknown_id) is None:
+        raise ModelFileError("a WordPiece tokenizer needs an unknown token (tokenizer.ggml.unknown_token_id)")
+    ids = vocabulary.bpe_ids()
+    normal = [vocabulary.tokens[token_id] for token_id in vocabulary.ids_of(frozenset({TokenType.NORMAL}))]
+    lowers = all(token == token.lower() for token in normal if not token.startswith("["))
+    backend = tokenizers.Tokenizer(
+        WordPiece(
+            ids,
+            unk_token=vocabulary.tokens[unknown],
+            max_input_chars_per_word=LONGEST_WORD,
+            continuing_subword_prefix=CONTINUED,
+        )
+    )
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowers)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    _add(backend, vocabulary, {})
     return backend
 
 

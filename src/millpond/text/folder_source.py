@@ -18,7 +18,7 @@ from millpond.text.files import read_bytes
 from millpond.text.library import faults_as
 from millpond.text.sentencepiece_model import BPE, read_sentencepiece_model
 from millpond.text.source import DEFAULT_TEMPLATE, NAMES_OF_ROLES, TokenizerSource, usual_ends
-from millpond.text.vocabulary import BYTE_TOKEN, SPACE, Spelling, TokenType, Vocabulary, check_tokens
+from millpond.text.vocabulary import BYTE_TOKEN, CONTINUED, SPACE, Spelling, TokenType, Vocabulary, check_tokens
 
 TOKENIZER, PIECES = "tokenizer.json", "tokenizer.model"
 SETTINGS, GENERATION, CONFIG = "tokenizer_config.json", "generation_config.json", "config.json"
@@ -85,7 +85,8 @@ def _from_json(path: Path, settings: _Settings) -> TokenizerSource:
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in named])
     vocabulary = _vocabulary(path.name, backend, spelling, settings)
     begin, end = _around(backend, vocabulary, settings)
-    kind = f"{type(backend.model).__name__}, {'bytes' if spelling is Spelling.BYTES else 'SentencePiece'} ({path.name})"
+    words = {Spelling.BYTES: "bytes", Spelling.SPACES: "SentencePiece", Spelling.WORDS: "words"}[spelling]
+    kind = f"{type(backend.model).__name__}, {words} ({path.name})"
     return TokenizerSource(vocabulary, backend, begin, end, frozenset(), kind, strips_space)
 
 
@@ -109,8 +110,11 @@ def _spelling(name: str, backend: tokenizers.Tokenizer) -> tuple[Spelling, bool]
     if steps.get("Replace", {}).get("pattern") == {"String": SPACE}:
         strip = steps.get("Strip", {})
         return Spelling.SPACES, strip.get("content") == " " and strip.get("start", 0) > 0
+    if steps.get("WordPiece", {}).get("prefix") == CONTINUED:
+        return Spelling.WORDS, True
     raise ModelFileError(
-        f"{name} decodes by {', '.join(map(str, steps))}; only byte-level and SentencePiece tokenizers are supported"
+        f"{name} decodes by {', '.join(map(str, steps))}; only byte-level, SentencePiece and WordPiece tokenizers are "
+        "supported"
     )
 
 

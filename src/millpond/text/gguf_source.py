@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
@@ -11,10 +11,10 @@ from typing import Any
 from tokenizers import AddedToken
 
 from millpond.errors import ModelFileError, shown
-from millpond.text.backends import Normalizing, byte_level, sentencepiece_bpe, sentencepiece_unigram
+from millpond.text.backends import Normalizing, byte_level, sentencepiece_bpe, sentencepiece_unigram, word_pieces
 from millpond.text.pre_tokenizers import GPT2, WORD_SPLITS, WordSplit
 from millpond.text.source import DEFAULT_TEMPLATE, TOOL_TEMPLATE, TokenizerSource, usual_ends
-from millpond.text.vocabulary import SPECIAL_TYPES, Spelling, Vocabulary, read_vocabulary
+from millpond.text.vocabulary import SPECIAL_TYPES, Spelling, Vocabulary, read_vocabulary, role_id
 
 logger = logging.getLogger(__name__)
 
@@ -67,10 +67,39 @@ def _sentencepiece(metadata: Mapping[str, Any], *, model: str) -> TokenizerSourc
     )
 
 
-_KINDS = {"gpt2": "byte-level BPE", "llama": "SentencePiece BPE", "t5": "SentencePiece unigram"}
+def _words(metadata: Mapping[str, Any]) -> TokenizerSource:
+    vocabulary = read_vocabulary(metadata, Spelling.WORDS)
+    return TokenizerSource(
+        vocabulary=vocabulary,
+        backend=word_pieces(vocabulary),
+        begin=_named(metadata, ("cls", "bos"), "[CLS]", vocabulary),
+        end=_named(metadata, ("seperator", "separator", "eos"), "[SEP]", vocabulary),  # the first is how files spell it
+        ends=frozenset(),
+        kind=_KINDS["bert"],
+        strips_space=True,
+    )
+
+
+def _named(metadata: Mapping[str, Any], roles: Sequence[str], usual: str, vocabulary: Vocabulary) -> tuple[int]:
+    """The id of the first of these roles that the file names, or of the token that mostly has it."""
+    for role in roles:
+        if (token_id := role_id(metadata, role, len(vocabulary.tokens))) is not None:
+            return (token_id,)
+    if usual not in vocabulary.tokens:
+        raise ModelFileError(f"the file has no tokenizer.ggml.{roles[0]}_token_id and no token {usual}")
+    return (vocabulary.tokens.index(usual),)
+
+
+_KINDS = {
+    "gpt2": "byte-level BPE",
+    "llama": "SentencePiece BPE",
+    "t5": "SentencePiece unigram",
+    "bert": "WordPiece",
+}
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], TokenizerSource]] = {
     "gpt2": _byte_level,
     **{model: partial(_sentencepiece, model=model) for model in ("llama", "t5")},
+    "bert": _words,
 }
 
 

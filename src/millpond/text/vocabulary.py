@@ -1,7 +1,8 @@
 """A vocabulary: every token's text and type, the merges or scores, and the bytes each token stands for.
 
 Byte-level vocabularies write ordinary tokens in GPT-2's byte alphabet, where each of the 256 bytes has a printable
-character; SentencePiece's write a space as U+2581. Control and user-defined tokens are written as they are.
+character; SentencePiece's write a space as U+2581; WordPiece's have ## in front of what goes on with a word. Control
+and user-defined tokens are written as they are.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ class Spelling(Enum):
 
     BYTES = "bytes"
     SPACES = "spaces"
+    WORDS = "words"
 
 
 SPACE = "\u2581"
+CONTINUED = "##"
 SPECIAL_TYPES = frozenset({TokenType.UNKNOWN, TokenType.CONTROL})
 _ADDED_TYPES = SPECIAL_TYPES | {TokenType.USER_DEFINED}
 _OUTSIDE_BPE = frozenset({TokenType.UNUSED, TokenType.BYTE})
@@ -82,6 +85,8 @@ class Vocabulary:
             return b""
         if self.spelling is Spelling.SPACES:
             return token.replace(SPACE, " ").encode()
+        if self.spelling is Spelling.WORDS:
+            return (token.removeprefix(CONTINUED) if token.startswith(CONTINUED) else f" {token}").encode()
         return _spelled_bytes(token) if kind == TokenType.NORMAL else token.encode()
 
     def ids_of(self, kinds: frozenset[TokenType]) -> list[int]:
@@ -119,18 +124,20 @@ def _spelled_bytes(token: str) -> bytes:
 
 
 def read_vocabulary(metadata: Mapping[str, Any], spelling: Spelling = Spelling.BYTES) -> Vocabulary:
-    """Check and take the vocabulary of a GGUF file: with merges where bytes are spelled, with scores where spaces are.
-    The begin and the ends of a text are control tokens, whatever their type says.
+    """Check and take the vocabulary of a GGUF file: with merges where bytes are spelled, with scores where spaces are,
+    and where words are, as Hugging Face writes them (see _as_written). The begin and the ends of a text are control
+    tokens, whatever their type says.
 
     ModelFileError for a list that is missing or of the wrong length or kind, for a duplicate, for a merge of
     tokens that do not exist, and for a named id outside the vocabulary.
     """
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
+    if spelling is Spelling.WORDS:
+        tokens = list(map(_as_written, tokens))
     types = _types(metadata, len(tokens))
-    is_bytes = spelling is Spelling.BYTES
-    merges = _pairs(_strings(metadata, "tokenizer.ggml.merges")) if is_bytes else ()
-    scores = () if is_bytes else _scores(metadata, len(tokens))
-    ids = {role: _role_id(metadata, role, len(tokens)) for role in _ROLES}
+    merges = _pairs(_strings(metadata, "tokenizer.ggml.merges")) if spelling is Spelling.BYTES else ()
+    scores = _scores(metadata, len(tokens)) if spelling is Spelling.SPACES else ()
+    ids = {role: role_id(metadata, role, len(tokens)) for role in _ROLES}
     roles = {role: token_id for role, token_id in ids.items() if token_id is not None}
     for role in _MARKS & roles.keys():
         types[roles[role]] = TokenType.CONTROL
@@ -138,6 +145,14 @@ def read_vocabulary(metadata: Mapping[str, Any], spelling: Spelling = Spelling.B
     check_tokens(vocabulary)
     _check_merges(vocabulary)
     return vocabulary
+
+
+def _as_written(token: str) -> str:
+    """A GGUF's word, which has U+2581 in front, and what goes on with one, which has nothing, as WordPiece has them;
+    what is in square brackets stands as it is."""
+    if token.startswith("[") and token.endswith("]"):
+        return token
+    return token[1:] if token.startswith(SPACE) and len(token) > 1 else CONTINUED + token
 
 
 def _scores(metadata: Mapping[str, Any], num_tokens: int) -> tuple[float, ...]:
@@ -179,7 +194,8 @@ def _types(metadata: Mapping[str, Any], num_tokens: int) -> list[int]:
     return types
 
 
-def _role_id(metadata: Mapping[str, Any], role: str, num_tokens: int) -> int | None:
+def role_id(metadata: Mapping[str, Any], role: str, num_tokens: int) -> int | None:
+    """The id that a GGUF file names for a role, None where it names none. ModelFileError for what is no token."""
     key = f"tokenizer.ggml.{role}_token_id"
     if key not in metadata:
         return None
