@@ -3,13 +3,17 @@
 import numpy as np
 import pytest
 
+from millpond.build import build_engine
+from millpond.config import EngineConfig
 from millpond.kernels.matmul import BF16, F32_WEIGHTS, U4
 from millpond.kernels.precompile import Wanted
 from millpond.kernels.tiles import attention_rows
+from millpond.model.encoder import walk_of
 from millpond.model.experts import link_experts
-from millpond.model.forward import link_forward, walk
+from millpond.model.forward import link_forward
 from millpond.runner.compiled import jobs_of, tile_loader
 from millpond.runner.sampler import link_compiled
+from tiny_bert import write_bert_folder
 from tiny_llama import write_tiny_llama
 from tiny_runner import TYPES, tiny_runner
 
@@ -26,8 +30,9 @@ def linked(runner, isa="portable"):
     wanted, scratch = Wanted(), runner._scratch
     tile_loader(runner.config, runner._packed.kinds, runner._kv_dtype, isa, 1)(link=wanted)
     tiles = runner._tiles.fields
-    link_forward(walk, tiles, runner._weights, runner._cache, runner._batch(()), scratch, link=wanted)
-    link_compiled(wanted)
+    link_forward(walk_of(runner.config), tiles, runner._weights, runner._cache, runner._batch(()), scratch, link=wanted)
+    if not runner.config.is_encoder:
+        link_compiled(wanted)
     if runner.config.num_experts:
         link_experts(tiles, runner._weights, scratch, link=wanted)
     return asked(wanted.jobs())
@@ -69,3 +74,12 @@ def test_only_what_the_kernels_the_weights_and_the_cache_need_is_compiled(config
 
 def test_the_longest_is_begun_first(config):
     assert jobs_of(config, {U4}, np.uint16, "avx512")[0].name == "walk"
+
+
+@pytest.mark.parametrize("types", TYPES.values(), ids=TYPES)
+def test_of_an_encoder_too_which_has_a_walk_of_its_own_and_no_sampler(tmp_path, types):
+    path = write_bert_folder(tmp_path / "tiny")
+    runner = build_engine(path, EngineConfig(isa="portable", num_blocks=8, threads=1, **types)).runner
+    known = asked(jobs_of(runner.config, runner._packed.kinds, runner._kv_dtype, "portable"))
+    assert known == linked(runner)
+    assert {name for _, name in known} & {*ALWAYS, "walk_encoder"} == {"walk_encoder", "walk_together"}

@@ -165,10 +165,10 @@ def prove(
     from millpond.lab.faults import planted_in
 
     given = {"positions": positions, "slots": slots, "requests": requests, "budget": budget, "guesses": guesses}
-    preset = lab.DEEP if deep else lab.ON_DISK if disk else lab.SHARING if prefix_cache else None
-    if preset is None:
-        alone, ordering = (lab.WHOLE, lab.WHOLE_ORDERING) if whole_prompts else (lab.Bounds(), lab.ORDERING)
-        preset = alone if policy == "fcfs" else ordering
+    alone = lab.Bounds() if policy == "fcfs" else lab.ORDERING
+    if whole_prompts:
+        alone = lab.WHOLE if policy == "fcfs" else lab.WHOLE_ORDERING
+    preset = lab.DEEP if deep else lab.ON_DISK if disk else lab.SHARING if prefix_cache else alone
     bounds = preset.within(policy, prefix_cache, any_reserve, given, disk, whole_prompts)
     planted = planted_in(policy, bounds.prefix_cache, disk, whole_prompts) if faults else ()
     started = time.perf_counter()

@@ -12,9 +12,16 @@ from millpond.kernels.matmul import COLUMN_COUNT, COLUMNS, UNIT, input_stride, l
 from millpond.kernels.pointwise import add_row, copy_row, gelu_row, layer_norm, prepare
 from millpond.kernels.simd import address
 from millpond.kernels.threads import shared_items
-from millpond.model.forward import DOWN, GATE_UP, OUT, QKV, attend_groups, gather_rows, rotate_rows
+from millpond.model.config import ModelConfig
+from millpond.model.forward import DOWN, GATE_UP, OUT, QKV, attend_groups, gather_rows, rotate_rows, walk
 
-embed, layer_norm, linear, prepare = (inner_copy(each) for each in (embed, layer_norm, linear, prepare))
+embed = inner_copy(embed, inline="always")
+layer_norm, linear, prepare = (inner_copy(each) for each in (layer_norm, linear, prepare))
+
+
+def walk_of(config: ModelConfig):
+    """What a step of such a model does."""
+    return walk_encoder if config.is_encoder else walk
 
 
 @inner

@@ -74,8 +74,8 @@ def walk_together(entry, threads, sync, tiles, weights, cache, batch, scratch):
 
 
 def link_forward(walker, tiles, weights, cache, batch, scratch, link=entry_point):
-    """Compile (or load) what a step calls, for such arguments; returns the address of the walk. walker: `walk`, or an
-    encoder's; link does it, as in load_tiles."""
+    """Compile (or load) what a step calls, for such arguments; returns the address of walker: `walk`, or an encoder's.
+    link does it, as in load_tiles."""
     kinds = reference_to(tiles), reference_to(weights), reference_to(cache, any_strides=True)
     entry = link(walker, types.int64, *kinds, reference_to(batch), reference_to(scratch))
     link(walk_together, types.int64, types.int64, typeof(scratch.sync), *[types.int64] * 5)

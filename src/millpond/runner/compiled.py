@@ -10,9 +10,9 @@ from millpond.kernels.precompile import Job, Wanted
 from millpond.kernels.tiles import Tiles, load_tiles
 from millpond.model.arrays import new_kv_cache, new_scratch, no_batch, no_weights
 from millpond.model.config import ModelConfig
-from millpond.model.encoder import walk_encoder
+from millpond.model.encoder import walk_of
 from millpond.model.experts import link_experts
-from millpond.model.forward import link_forward, walk
+from millpond.model.forward import link_forward
 from millpond.runner.sampler import link_compiled
 
 
@@ -23,7 +23,7 @@ def jobs_of(config: ModelConfig, kinds: Iterable[int], kv_dtype: type[np.generic
     cache = new_kv_cache(config, 1, kv_dtype)
     scratch = new_scratch(config, kv_dtype, rows=1, sampled=1, max_model_len=BLOCK, threads=1)
     weights = no_weights(config)
-    link_forward(walk_encoder if config.is_encoder else walk, tiles, weights, cache, no_batch(), scratch, link=large)
+    link_forward(walk_of(config), tiles, weights, cache, no_batch(), scratch, link=large)
     if not config.is_encoder:
         link_compiled(large)
     if config.num_experts:

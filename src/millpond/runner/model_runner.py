@@ -41,9 +41,9 @@ from millpond.model.arrays import (
     touch,
 )
 from millpond.model.config import ModelConfig
-from millpond.model.encoder import walk_encoder
+from millpond.model.encoder import walk_of
 from millpond.model.experts import link_experts
-from millpond.model.forward import forward, link_forward, walk
+from millpond.model.forward import forward, link_forward
 from millpond.model.outliers import PROBE_TOKENS, find_outliers, probe_tokens, take_out
 from millpond.model.pooling import LAST
 from millpond.model.weights import ModelWeights
@@ -122,8 +122,8 @@ class ModelRunner:
         tiles = load()
         if self.config.num_experts:
             self._weights = self._weights._replace(experts=link_experts(tiles, self._weights, self._scratch))
-        walker = walk_encoder if self.config.is_encoder else walk
-        self._entry = link_forward(walker, tiles, self._weights, self._cache, self._batch(()), self._scratch)
+        arguments = tiles, self._weights, self._cache, self._batch(()), self._scratch
+        self._entry = link_forward(walk_of(self.config), *arguments)
         self._tiles = Referred(tiles)
         self._own = Referred(self._weights), Referred(self._cache), Referred(self._scratch)
 
