@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache, partial
 
 import pytest
 import typer.main
@@ -16,10 +17,12 @@ from millpond.cli import loading
 from millpond.cli.app import app, run
 from millpond.errors import ConfigError, ModelFileError
 
+whole_command = cache(partial(typer.main.get_command, app))
+
 
 def commands(command=None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """The path of every command: ("serve",), ("bench", "engine"), ..."""
-    command = command or typer.main.get_command(app)
+    command = command or whole_command()
     for name, child in getattr(command, "commands", {}).items():
         yield from commands(child, (*path, name))
     if path and not getattr(command, "commands", None):
@@ -101,7 +104,7 @@ def test_a_setting_that_cannot_work_is_exit_code_1_and_names_the_value(capsys):
 
 
 def options_of(path: tuple[str, ...]) -> set[str]:
-    command = typer.main.get_command(app)
+    command = whole_command()
     for name in path:
         command = command.commands[name]
     return {option for parameter in command.params for option in parameter.opts}
@@ -117,7 +120,7 @@ def test_keys_and_values_have_a_type_to_choose_wherever_the_weights_have_one():
 
 def test_a_checkpoint_can_be_quantised_wherever_one_is_loaded():
     offered = {" ".join(path): options_of(path) for path in commands()}
-    loads = {name for name, options in offered.items() if "--kv-dtype" in options} - {"doctor", "verify determinism"}
+    loads = {name for name, options in offered.items() if "--kv-dtype" in options} - {"doctor"}
     assert {name for name, options in offered.items() if "--quantize" in options} == loads
 
 

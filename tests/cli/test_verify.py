@@ -100,7 +100,7 @@ def test_a_fault_is_shown_with_its_place_and_how_to_see_it_again_and_exit_code_1
     assert "(bits " in got
     (again,) = lines_with(out, "  again     millpond verify determinism --model smollm2 ")
     assert "--requests 16 --seed 5 --slots 6 --prompt-tokens 48 --max-tokens 8" in again
-    assert "--conditions everything --dtype auto --kv-dtype auto --threads 2,1 --isa avx2" in again
+    assert "--conditions everything --dtype auto --kv-dtype auto --quantize off --threads 2,1 --isa avx2" in again
     assert out.splitlines()[-1].startswith("verdict: DIFFERENT in 1 of 5 runs (")
     assert run(again.split()[2:], {}) == 1
     assert said in capsys.readouterr().out
@@ -122,6 +122,12 @@ def test_what_was_not_forced_is_said_and_exit_code_1(opened, capsys, monkeypatch
     out = capsys.readouterr().out
     assert "crowd: not forced: aborted; more requests may do it (--requests)" in out
     assert out.splitlines()[-1].startswith("verdict: NOT FORCED in 1 of 2 runs (")
+
+
+def test_a_checkpoint_is_packed_as_it_is_loaded(opened, capsys):
+    assert run([*QUICK, "--threads", "1", "--kv-dtype", "auto", "--quantize", "q4", "--json"], {}) == 0
+    assert [config.quantize for config in opened[0]] == ["q4"]
+    assert json.loads(capsys.readouterr().out)["quantize"] == "q4"
 
 
 def test_float32_has_one_kind_of_kv(opened, capsys):

@@ -27,7 +27,7 @@ DRAFT_CASES = [
 
 CACHE_CASES = [
     Case(2, 1, 2, 1, None, 3, prefix_cache=True),
-    Case(3, 1, 2, 0, 2, 2, prefix_cache=True),
+    Case(3, 1, 1, 0, 2, 2, prefix_cache=True),
     Case(2, 2, 2, 0, 3, 2, prefix_cache=True),
     Case(2, 1, 2, 0, None, 2, most_drafts=1, prefix_cache=True),
 ]

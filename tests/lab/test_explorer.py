@@ -35,7 +35,7 @@ def keys_by_brute_force(case, most_actions):
         (Case(1, 2, 1, 0, 1, 1), 8),
         (Case(2, 1, 1, 1, None, 1, most_drafts=1), 7),
         (Case(2, 1, 1, 0, None, 1, prefix_cache=True), 6),
-        (Case(1, 2, 1, 0, 1, 1, prefix_cache=True), 8),
+        (Case(1, 2, 1, 0, 1, 1, prefix_cache=True), 6),
         (Case(2, 1, 1, 0, None, 2, policy="priority"), 5),
         (Case(2, 1, 2, 0, None, 2, policy="fair"), 4),
     ],

@@ -221,7 +221,7 @@ def test_bounds_that_nobody_could_wait_for_are_refused_and_the_largest_begin_at_
 
 @pytest.mark.parametrize("policy", ["priority", "fair"])
 def test_with_a_policy_every_scheduler_is_of_it_and_the_rules_hold(policy):
-    bounds = ORDERING.within(policy, False, False, {"positions": 2, "requests": None})
+    bounds = ORDERING.within(policy, False, False, {"positions": 2, "slots": 1, "requests": None})
     assert (bounds.requests, {case.policy for case in bounds.cases_of(2, 1)}) == (2, {policy})
     proof = prove(bounds, lambda text: None)
     assert proof.finding is None

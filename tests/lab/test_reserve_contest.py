@@ -32,7 +32,7 @@ def test_with_long_prompts_it_loses_little_to_the_best_fixed_one_and_beats_none_
 
 @pytest.mark.slow
 def test_so_it_does_with_heavy_tails_which_take_more_requests_to_know():
-    result = contest("tails", range(100, 104), 240, [0, 16, 24, 28, 32, 36, 40, 48])
+    result = contest("tails", range(100, 103), 240, [0, 16, 24, 32, 40, 48])
     assert result.difference <= 0.02, result
     assert result.auto_work < result.fixed_work[0], result
 

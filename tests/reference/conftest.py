@@ -15,3 +15,9 @@ def transformers_llama():
 @pytest.fixture(scope="session")
 def build_model_runner():
     return import_module("millpond.build").build_model_runner
+
+
+@pytest.fixture(scope="session")
+def exact_model(transformers_llama, demo_path):
+    """The demo model in transformers, in float64."""
+    return transformers_llama.load_reference(demo_path)

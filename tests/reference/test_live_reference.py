@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from millpond.config import EngineConfig
 from millpond.load.gguf import open_gguf
-from millpond.load.store import resolve
 from millpond.text.tokenizer import Tokenizer
 from reference import golden
 from tiny_llama import write_tiny_llama
@@ -54,18 +53,8 @@ TYPES = {
 
 
 @pytest.fixture(scope="session")
-def model_path():
-    return resolve("smollm2")
-
-
-@pytest.fixture(scope="session")
-def exact_model(transformers_llama, model_path):
-    return transformers_llama.load_reference(model_path)
-
-
-@pytest.fixture(scope="session")
-def float32_runner(build_model_runner, model_path):
-    return build_model_runner(model_path, FLOAT32)
+def float32_runner(build_model_runner, demo_path):
+    return build_model_runner(demo_path, FLOAT32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +115,8 @@ def test_the_files_own_weights_are_what_the_reference_runs_on(transformers_llama
         np.testing.assert_array_equal(state[name].numpy(), expected, err_msg=name)
 
 
-def test_the_golden_prompts_are_the_files_own_tokens(model_path):
-    tokenizer = Tokenizer.from_gguf(open_gguf(model_path).metadata)
+def test_the_golden_prompts_are_the_files_own_tokens(demo_path):
+    tokenizer = Tokenizer.from_gguf(open_gguf(demo_path).metadata)
     texts = {prompt["name"]: prompt["text"] for prompt in json.loads(golden.TEXTS_FILE.read_text(encoding="utf-8"))}
     for prompt in golden.load_prompts():
         assert tokenizer.encode(texts[prompt.name]) == prompt.token_ids.tolist()
@@ -151,11 +140,11 @@ def test_the_demo_model_writes_the_greedy_text_of_transformers_token_by_token(fl
 
 @pytest.mark.timeout(600)
 def test_the_quantised_path_stays_close_to_transformers_over_the_text(
-    transformers_llama, build_model_runner, model_path
+    transformers_llama, build_model_runner, demo_path
 ):
     token_ids = golden.load_text().token_ids
-    logits = build_model_runner(model_path, EngineConfig(max_model_len=2048)).logits(token_ids.tolist())
-    model = transformers_llama.load_reference(model_path, transformers_llama.torch.float32)
+    logits = build_model_runner(demo_path, EngineConfig(max_model_len=2048)).logits(token_ids.tolist())
+    model = transformers_llama.load_reference(demo_path, transformers_llama.torch.float32)
     measured = golden.full_quality(token_ids, transformers_llama.logits_of(model, token_ids.tolist()), logits)
     print(measured)
     assert measured.top1_agreement >= golden.MIN_TOP1_AGREEMENT

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import math
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -10,18 +11,21 @@ import pytest
 from millpond.build import build_engine
 from millpond.config import EngineConfig
 from millpond.core.sampling import SamplingParams
-from millpond.lab.evaluation import Perplexity, WindowPlan, score_windows, text_tokens
+from millpond.lab.evaluation import score_windows, text_tokens
 from millpond.llm import LLM
+from millpond.load.gguf import open_gguf
 from millpond.load.store import resolve
+from millpond.text.tokenizer import Tokenizer
+from reference import sherlock
 
-pytestmark = [pytest.mark.reference, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.reference, pytest.mark.slow, pytest.mark.timeout(900)]
 
-TEXT = Path(__file__).parent.parent / "golden" / "sherlock.txt"
 PROMPTS = ["The capital of France is", "It was a bright cold day in April, and", "def fibonacci(n):\n", "Ein Fluss ist"]
 NUM_TOKENS = 32
-PLAN = WindowPlan(context=512)
+LEAST_WINDOWS = 20  # of 255 tokens that count: half a percent of perplexity does not show in a few
 MOST_LOSS = 0.005  # of perplexity
 MOST_ERROR = 1e-5  # of the largest logit
+MOST_ERROR_OF_A_SCORE = 1e-4  # a hundredth of a percent of perplexity
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +53,7 @@ def test_gemma_writes_the_greedy_text_of_transformers(transformers_llama, gemma,
 
 
 def test_gemma_gives_the_logits_of_transformers_past_its_window(transformers_llama, gemma, float32):
-    token_ids = text_tokens(float32.engine.tokenizer, TEXT.read_text(encoding="utf-8"))[:600]
+    token_ids = text_tokens(float32.engine.tokenizer, sherlock.TEXT_FILE.read_text(encoding="utf-8"))[:600]
     expected = transformers_llama.logits_of(gemma, token_ids)
     got = float32.engine.runner.logits(token_ids)
     # Its logits go up to 38, where float32 sums in another order differ by 2e-4.
@@ -57,29 +61,26 @@ def test_gemma_gives_the_logits_of_transformers_past_its_window(transformers_lla
     np.testing.assert_array_equal(got.argmax(axis=1), expected.argmax(axis=1))
 
 
-def reference_perplexity(logits_of, model, windows) -> float:
-    """Over the tokens of each window that count."""
-    logprobs = []
-    for window in windows:
-        logits = logits_of(model, window)[PLAN.counted.start - 1 : -1].astype(np.float64)
-        logits -= logits.max(axis=1, keepdims=True)
-        logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
-        logprobs += logits[np.arange(len(logits)), window[PLAN.counted.start :]].tolist()
-    return Perplexity.of(logprobs).perplexity
+@pytest.fixture(params=["smollm2", "gemma3-270m"])
+def scored(request):
+    """A model's name, and what transformers gives it for each window of the text."""
+    return request.param, sherlock.load_scores()[request.param]
 
 
-@pytest.mark.parametrize("name", ["smollm2", "gemma3-270m"])
-def test_the_perplexity_of_the_fast_path_is_that_of_transformers(transformers_llama, name):
-    from reference.transformers_gemma import load_gemma
-
-    load = load_gemma if name == "gemma3-270m" else transformers_llama.load_reference
+def test_the_perplexity_of_the_fast_path_is_that_of_transformers(scored):
+    name, expected = scored
     engine = build_engine(name, EngineConfig(max_model_len=1024, max_num_seqs=4))
-    begin = engine.tokenizer.source.begin
-    windows = PLAN.cut(text_tokens(engine.tokenizer, TEXT.read_text(encoding="utf-8")))
-    found = score_windows(engine, windows, PLAN.counted)
-    got = Perplexity.of([logprob for each in found for logprob in each]).perplexity
-    model = load(resolve(name), transformers_llama.torch.float32)
-    begun = [[*begin, *window[len(begin) :]] for window in windows]
-    expected = reference_perplexity(transformers_llama.logits_of, model, begun)
-    print(f"{name}: {got:.4f}, transformers {expected:.4f}, {got / expected:.5f}")
-    assert got / expected == pytest.approx(1, abs=MOST_LOSS)
+    found = score_windows(engine, sherlock.windows_of(engine.tokenizer), sherlock.PLAN.counted)
+    got = [fmean(each) for each in found]
+    ratio = math.exp(fmean(expected) - fmean(got))
+    print(f"{name}: {math.exp(-fmean(got)):.4f}, transformers {math.exp(-fmean(expected)):.4f}, {ratio:.5f}")
+    assert len(got) == len(expected) >= LEAST_WINDOWS
+    assert ratio == pytest.approx(1, abs=MOST_LOSS)
+
+
+def test_the_scores_that_are_kept_are_those_of_transformers(request, scored):
+    name, expected = scored
+    model = request.getfixturevalue({"smollm2": "exact_model", "gemma3-270m": "gemma"}[name])
+    windows = sherlock.windows_of(Tokenizer.from_gguf(open_gguf(resolve(name)).metadata))
+    for place in (0, -1):
+        assert sherlock.score_of(model, windows[place]) == pytest.approx(expected[place], abs=MOST_ERROR_OF_A_SCORE)

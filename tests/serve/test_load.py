@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from datetime import datetime
+from types import SimpleNamespace
 
 import pytest
 
 from async_helpers import as_the_loop_turns
 from millpond.config import LoadLimits
 from millpond.serve.sse import EventStream
-from tiny_engine import FakeClock, ids, make_engine, run, steps_of, tokenizer_with
+from millpond.text.chat import ChatTemplate
+from tiny_engine import BOUND_SECONDS, FakeClock, ids, make_engine, run, steps_of, tokenizer_with
 from tiny_server import HandDriven, app_over, ask, events_of, named_events_of, started, turned_away, until, with_gate
 
 PATH = "/v1/completions"
@@ -323,15 +327,54 @@ NESTED = "{% for message in messages %}{% for letter in message['content'] %}{{ 
     [("{% for message in messages %}{{ message['content'] }}{% endfor %}", True), (NESTED, False)],
 )
 def test_a_template_that_is_not_known_to_be_cheap_never_runs_on_the_event_loop(template, is_inline, monkeypatch):
-    import threading
-
     engine = make_engine(tokenizer=tokenizer_with(chat_template=template))
     threads, original = [], type(engine.chat_template).render
 
-    def recorded(self, messages, **settings):
+    def recorded(*args, **settings):
         threads.append(threading.current_thread())
-        return original(self, messages, **settings)
+        return original(*args, **settings)
 
     monkeypatch.setattr(type(engine.chat_template), "render", recorded)
     assert ask(engine, "/v1/chat/completions", CHAT).status_code == 200
     assert (threads[0] is threading.main_thread()) == is_inline
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/chat/completions", {**CHAT, "timeout": 0.01}), *((path, {**b, "timeout": 0.01}) for path, b in OTHER_SHAPES),
+     ("/tokenize", {"messages": CHAT["messages"]})],
+)  # fmt: skip
+def test_a_template_takes_no_longer_than_a_request_may_and_goes_no_further(path, body):
+    moments, may_go_on, has_ended = [], threading.Event(), threading.Event()
+
+    def now():
+        moments.append(len(moments))
+        has_ended.clear()
+        assert may_go_on.wait(BOUND_SECONDS)
+        return datetime(2026, 1, 1)
+
+    def render(*args, **kwargs):
+        try:
+            return template.render(*args, **kwargs)
+        finally:
+            has_ended.set()
+
+    source = (
+        "{% macro m() %}{% endmacro %}{{ strftime_now('%d') }}{% for i in [1] %}{{ strftime_now('%d') }}{% endfor %}"
+    )
+    template = ChatTemplate(source, {}, now=now)
+    engine = make_engine()
+    engine.chat_template = SimpleNamespace(render=render, is_cheap=template.is_cheap)
+
+    async def test():
+        async with started(engine, load=LoadLimits(request_timeout=0.01)) as (async_engine, client):
+            response = await client.post(path, json=body)
+            assert turned_away(async_engine) == {"request_timeout": 1}
+            may_go_on.set()
+            return response
+
+    response = run(test())
+    assert (response.status_code, moments) == (504, [0])
+    assert "longer than its limit of 0.01 s" in response.json()["error"]["message"]
+    assert has_ended.wait(BOUND_SECONDS)
+    assert moments == [0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from functools import cache
 
 import httpx
 import pytest
@@ -24,7 +25,7 @@ from tiny_engine import make_engine
 from tiny_server import app_over, listening, until
 
 CHECKS = [content_type_conformance, response_schema_conformance, status_code_conformance]
-NUM_EXAMPLES = 25
+NUM_EXAMPLES = 15
 NUM_BLOCKS = 128
 BODIES = {CompletionRequest: {"prompt": "hi"}, ChatCompletionRequest: {"messages": [{"role": "user", "content": "a"}]}}
 # What a value at a bound takes beside it.
@@ -33,10 +34,15 @@ BESIDE = {"top_logprobs": {"logprobs": True}, "max_tokens": {"echo": True}, "min
 OWN_TIMES = ("request_timeout", "deadline_unreachable", "deadline_waiting", "deadline_running")
 
 
-def description():
+@cache
+def described():
     engine = make_engine()
-    # A copy: what is narrowed below is shared between its parts, and with the next one.
-    return json.loads(json.dumps(app_over(engine, AsyncEngine(engine)).openapi()))
+    return json.dumps(app_over(engine, AsyncEngine(engine)).openapi())
+
+
+def description():
+    """A copy: what is narrowed below is shared between its parts, and with the next one."""
+    return json.loads(described())
 
 
 OPERATIONS = [(path, method) for path, each in description()["paths"].items() for method in each]

@@ -180,7 +180,8 @@ CONVERSATIONS = {
 @pytest.mark.parametrize(("body", "prompt"), CONVERSATIONS.values(), ids=CONVERSATIONS)
 def test_the_input_reaches_the_template_in_its_own_words(body, prompt):
     assert prompt_of(body, chat_template=TEMPLATE) == prompt
-    assert "X-Millpond-Warning" not in post(body, max_model_len=2000, num_blocks=600).headers
+    few = {**body, "max_output_tokens": 3}
+    assert "X-Millpond-Warning" not in post(few, max_model_len=2000, num_blocks=600).headers
 
 
 def test_the_models_own_template_is_used():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,41 @@ def test_a_value_that_holds_itself_many_times_over_is_never_walked_to_its_end(us
     template = carried("('x',), b=('x',)", "{% set ns.a = (ns.a, ns.a) %}{% set ns.b = (ns.b, ns.b) %}", use)
     with pytest.raises(InvalidRequestError, match=r"more than 1000 steps|tuple of tuples"):
         render(template, max_steps=1000)
+
+
+class Looked(list):
+    """A list that counts how often one of its kind is looked through."""
+
+    times = 0
+
+    def __iter__(self):
+        Looked.times += 1
+        return super().__iter__()
+
+
+def test_what_a_value_holds_twice_is_counted_twice_and_looked_into_once(monkeypatch):
+    monkeypatch.setattr(Looked, "times", 0)
+    value, budget = Looked(["x" * 100]), Budget(10**6, 10**6)
+    sizes = []
+    for _ in range(8):
+        value = Looked([value, value])
+        sizes.append(budget.measured(value))
+    assert all(size > 2 * before for before, size in pairwise(sizes))
+    assert Looked.times == sum(range(2, 10))
+    for _ in range(200):
+        value = Looked([value, value])
+    with pytest.raises(Refusal, match="too large"):
+        budget.measured(value)
+    assert Looked.times < 300
+
+
+def test_a_rendering_that_nobody_waits_for_ends_at_its_next_step():
+    turns = iter([False] * 5)
+    template = ChatTemplate("{% for i in range(9) %}{{ raise_exception('too late') if i > 5 }}{% endfor %}", {})
+    with pytest.raises(InvalidRequestError, match="nobody waits"):
+        template.render(HI, lambda: next(turns, True))
+    with pytest.raises(InvalidRequestError, match="too late"):
+        template.render(HI, lambda: False)
 
 
 def test_a_namespace_that_holds_itself_is_stopped():

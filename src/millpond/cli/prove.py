@@ -165,13 +165,12 @@ def prove(
     from millpond.lab.faults import planted_in
 
     given = {"positions": positions, "slots": slots, "requests": requests, "budget": budget, "guesses": guesses}
-    shares = prefix_cache or disk
-    sharing = lab.ON_DISK if disk else lab.SHARING
-    preset = lab.DEEP if deep else sharing if shares else lab.Bounds() if policy == "fcfs" else lab.ORDERING
-    if whole_prompts and not (deep or shares):
-        preset = lab.WHOLE if policy == "fcfs" else lab.WHOLE_ORDERING
+    alone = lab.Bounds() if policy == "fcfs" else lab.ORDERING
+    if whole_prompts:
+        alone = lab.WHOLE if policy == "fcfs" else lab.WHOLE_ORDERING
+    preset = lab.DEEP if deep else lab.ON_DISK if disk else lab.SHARING if prefix_cache else alone
     bounds = preset.within(policy, prefix_cache, any_reserve, given, disk, whole_prompts)
-    planted = planted_in(policy, shares, disk, whole_prompts) if faults else ()
+    planted = planted_in(policy, bounds.prefix_cache, disk, whole_prompts) if faults else ()
     started = time.perf_counter()
     with counting_bar(lab.num_cases(bounds) + len(planted)) as notify:
         proof = lab.prove(bounds, notify)

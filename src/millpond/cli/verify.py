@@ -18,6 +18,7 @@ from millpond.cli.options import (
     Dtype,
     Isa,
     ModelOption,
+    Quantize,
     examples,
     parse_counts,
 )
@@ -95,6 +96,7 @@ class Check:
     threads: tuple[int, ...]
     conditions: tuple[str, ...]
     dtype: str
+    quantize: str
     isa: str
 
     def conditions_of(self, threads: int) -> tuple[str, ...]:
@@ -128,7 +130,8 @@ class Check:
         """One engine, of which nothing but what the requests got is left afterwards."""
         from millpond.lab.determinism import Determinism
 
-        config = self.plan.config(dtype=self.dtype, kv_dtype=kv_dtype, threads=threads, isa=self.isa)
+        how = {"dtype": self.dtype, "quantize": self.quantize, "isa": self.isa}
+        config = self.plan.config(**how, kv_dtype=kv_dtype, threads=threads)
         check = Determinism(loading.open_engine(self.model, config, settings), self.plan, reference)
         started = time.perf_counter()
         rows = check.run(self.conditions_of(threads), lambda name: notify(f"K/V {kv_dtype}, threads {threads}: {name}"))
@@ -148,6 +151,7 @@ class Check:
             "--conditions": name if name in self.conditions else "everything",
             "--dtype": self.dtype,
             "--kv-dtype": part.kv_dtype,
+            "--quantize": self.quantize,
             "--threads": ",".join(map(str, dict.fromkeys((self.threads[0], part.threads)))),
             "--isa": part.isa,
         }
@@ -281,6 +285,7 @@ def determinism(
         str | None,
         typer.Option("--kv-dtype", metavar="NAME,NAME", help="Each by itself [default: auto,int8 as the dtype allows]"),
     ] = None,
+    quantize: Quantize = DEFAULTS.quantize,
     threads: Annotated[
         str | None, typer.Option("--threads", metavar="N,N", help="All must agree [default: the usable cores and 1]")
     ] = None,
@@ -296,7 +301,7 @@ def determinism(
     names = tuple(CONDITIONS) if conditions is None else tuple(each.strip() for each in conditions.split(","))
     check_conditions(names)
     kinds = parse_kv_dtypes(kv_dtype, dtype)
-    check = Check(model, plan, kinds, parse_threads(threads), names, dtype, isa)
+    check = Check(model, plan, kinds, parse_threads(threads), names, dtype, quantize, isa)
     with counting_bar(check.num_runs) as notify:
         parts = check.run(context.ensure_object(Settings), notify)
     if as_json:
@@ -309,5 +314,5 @@ def determinism(
 
 def report(check: Check, parts: list[Part]) -> dict[str, Any]:
     """Everything for a program."""
-    plan = {"model": check.model, "dtype": check.dtype, **asdict(check.plan)}
+    plan = {"model": check.model, "dtype": check.dtype, "quantize": check.quantize, **asdict(check.plan)}
     return {"verdict": verdict(parts), **plan, "parts": [part.as_json() for part in parts]}

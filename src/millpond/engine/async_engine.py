@@ -10,7 +10,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from millpond.config import LoadLimits
 from millpond.core.request import FinishReason
 from millpond.core.step import Clock, StepStats
 from millpond.engine.call import MOST_DEADLINE_MS, Call, EngineRequest, Item, Mailbox, Refusal
-from millpond.engine.deadlines import Deadlines, Expiries, Limit, missed_deadline
+from millpond.engine.deadlines import Deadlines, Expiries, Limit, missed_deadline, overdue
 from millpond.engine.engine import Engine
 from millpond.engine.estimate import Estimate, estimate
 from millpond.engine.limits import RequestLimits
@@ -160,6 +161,20 @@ class AsyncEngine:
     @property
     def _slots_are_free(self) -> bool:
         return self.last_step is None or self.last_step.num_waiting == 0
+
+    @asynccontextmanager
+    async def in_time(self, timeout: float | None) -> AsyncIterator[None]:
+        """What is done for a request before it is taken, cancelled when that takes longer than its timeout, or the
+        server's where it has none. Raises RequestTimeoutError then, InvalidRequestError for what is no timeout."""
+        _check_timeout(timeout, self.load.request_timeout)
+        seconds = self.load.request_timeout if timeout is None else timeout
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            error = overdue(seconds or 0.0)
+            self.metrics.turned_away[error.code] += 1
+            raise error from None
 
     def take(self, requests: Sequence[EngineRequest], origin: Origin = NOWHERE) -> Call:
         """Queue requests that belong together, all of them or none; outputs() gives what comes of them.

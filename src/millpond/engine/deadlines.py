@@ -70,7 +70,12 @@ def _error(seconds: float, limit: Limit, is_waiting: bool) -> RequestTimeoutErro
         return RequestTimeoutError(message, limit.value)
     if limit is Limit.DEADLINE:
         return missed_deadline(round(1000 * seconds), is_waiting)
-    return RequestTimeoutError(f"the request took longer than its limit of {seconds:g} s", limit.value)
+    return overdue(seconds)
+
+
+def overdue(seconds: float) -> RequestTimeoutError:
+    """What the caller of a request is told that took longer than it may."""
+    return RequestTimeoutError(f"the request took longer than its limit of {seconds:g} s", Limit.REQUEST.value)
 
 
 def missed_deadline(deadline_ms: int, is_waiting: bool) -> RequestTimeoutError:

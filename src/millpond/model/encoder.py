@@ -7,14 +7,21 @@ The norms are of the sums, and what the last of them gives stays in scratch.hidd
 import numpy as np
 
 from millpond.kernels.embedding import embed
-from millpond.kernels.link import inner_copy
+from millpond.kernels.jit import inner, inner_copy, merged
 from millpond.kernels.matmul import COLUMN_COUNT, COLUMNS, UNIT, input_stride, linear, linear_tile, rows_at_once
 from millpond.kernels.pointwise import add_row, copy_row, gelu_row, layer_norm, prepare
 from millpond.kernels.simd import address
 from millpond.kernels.threads import shared_items
-from millpond.model.forward import DOWN, GATE_UP, OUT, QKV, attend_groups, gather_rows, inner, rotate_rows
+from millpond.model.config import ModelConfig
+from millpond.model.forward import DOWN, GATE_UP, OUT, QKV, attend_groups, gather_rows, rotate_rows, walk
 
-embed, layer_norm, linear, prepare = (inner_copy(each) for each in (embed, layer_norm, linear, prepare))
+embed = inner_copy(embed, inline="always")
+layer_norm, linear, prepare = (inner_copy(each) for each in (layer_norm, linear, prepare))
+
+
+def walk_of(config: ModelConfig):
+    """What a step of such a model does."""
+    return walk_encoder if config.is_encoder else walk
 
 
 @inner
@@ -38,7 +45,7 @@ def walk_encoder(thread, tiles, weights, cache, batch, scratch):
         norm_sums(thread, weights, 2 * i + 2, layers[min(i + 1, len(layers) - 1)][QKV], rows, scratch)
 
 
-@inner
+@merged
 def embed_positions(thread, weights, batch, scratch):
     for m in shared_items(scratch.sync, thread, batch.tokens.size):
         embed(weights.embedding, batch.tokens[m], scratch.hidden[m])
@@ -61,7 +68,7 @@ def norm_sums(thread, weights, n, layer, rows, scratch):
             prepare(layer, row[:size], np.int64(0), place, address(scratch.sums[m]))
 
 
-@inner
+@merged
 def up_units(tiles, thread, weights, i, layer, rows, scratch):
     """The FFN's first layer for some rows and channels at once, through its activation, as the input of the second."""
     up, down, room = layer[GATE_UP], layer[DOWN], scratch.ffn[thread]

@@ -90,10 +90,10 @@ def create_app(
         app.add_middleware(TenantHeader)
     _add_middleware(app, config, drain, most_tokens + OTHER_ITEMS)
     app.add_middleware(log)
-    app.include_router(metrics_router(EngineCollector(async_engine.metrics, context.model_names[0], responses)))
+    metrics = metrics_router(EngineCollector(async_engine.metrics, context.model_names[0], responses))
     makers = (completions_router, chat_router, messages_router, responses_router, tokens_router, embeddings_router)
-    for make_router in (meta_router, requests_router, *makers):
-        app.include_router(make_router(context))
+    for router in (metrics, *(make_router(context) for make_router in (meta_router, requests_router, *makers))):
+        app.router.routes += router.routes  # include_router would make each of them again
     return app
 
 

@@ -39,7 +39,7 @@ async def _answer(context: ServeContext, body: ChatCompletionRequest) -> Respons
     with renaming(body.engine_field_names()):
         sampling = body.sampling()
         context.engine.check_room(sampling.n, sampling.n * context.intake.least_chat_tokens(body.messages))
-        prompt_token_ids = await context.intake.chat(body)
+        prompt_token_ids = await context.chat(body, body.timeout)
         requests = choice_requests(envelope.id, [prompt_token_ids], sampling, context.terms(body))
         if sampling.n == 1:
             requests = [replace(requests[0], request_id=envelope.id)]

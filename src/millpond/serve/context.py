@@ -17,7 +17,7 @@ from millpond.errors import InvalidRequestError, ModelNotFoundError
 from millpond.serve.disconnect import while_connected
 from millpond.serve.drain import Drain
 from millpond.serve.intake import Intake
-from millpond.serve.protocol import Body
+from millpond.serve.protocol import Body, Conversation
 from millpond.serve.request_log import REQUEST_ID
 from millpond.serve.sse import EventStream
 from millpond.serve.tenants import API_KEY, tenant_of
@@ -63,6 +63,12 @@ class ServeContext:
             served = ", ".join(self.model_names)
             raise ModelNotFoundError(f"there is no model {wanted[:100]!r} here; this server has {served}")
         return wanted
+
+    async def chat(self, conversation: Conversation, timeout: float | None = None) -> list[int]:
+        """Token ids of a conversation, in the time that a request has. Raises what Intake.chat does, and
+        RequestTimeoutError."""
+        async with self.engine.in_time(timeout):
+            return await self.intake.chat(conversation)
 
     def take(self, answer_id: str, requests: Sequence[EngineRequest]) -> Call:
         """Queue the requests of one answer, whose timelines are found by its id and by that of the HTTP request, too.

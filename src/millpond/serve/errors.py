@@ -97,8 +97,10 @@ def described(
 
     streams adds that the good one may be a stream of events.
     """
+    # A model makes the framework compile it for each status of each route: more than half of making the app.
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{body.__name__}"}}}
     responses: dict[int | str, dict[str, Any]] = {
-        status: {"model": body, "description": MEANINGS[status]} for status in statuses
+        status: {"description": MEANINGS[status], "content": content} for status in statuses
     }
     responses["default"] = {"model": body, "description": "Any other error."}
     if streams:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from millpond.serve.no_upgrade import NoUpgradeProtocol
 
 # Seconds after a client's last byte at which it is sent an interim response: closed altogether, it resets the
 # connection at the first, which shows at the next. Few, for a client may refuse more than a handful.
@@ -12,7 +12,7 @@ PROBES = (0.0, 0.3, 0.9)
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class HalfOpenProtocol(HttpToolsProtocol):
+class HalfOpenProtocol(NoUpgradeProtocol):
     """uvicorn's protocol, which takes the end of what a client sends for its end, but for that.
 
     A socket that is closed and one that is half closed look alike from here, until something is sent: a chunk of the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -95,18 +96,24 @@ class Intake:
         return await off_loop(decode, sum(map(len, prompts)))
 
     async def chat(self, conversation: Conversation) -> list[int]:
-        """Token ids of a conversation. Raises InvalidRequestError, with the template's own words where it objects."""
+        """Token ids of a conversation. Raises InvalidRequestError, with the template's own words where it objects.
+
+        Who is cancelled here leaves a thread behind only until the template's next step.
+        """
         messages, variables = conversation.messages, conversation.chat_template_kwargs or {}
         num_characters = self._check_messages(messages)
         if variables:
             num_characters += len(json.dumps(variables))
             self._check_length(num_characters, "chat_template_kwargs")
 
+        is_over = threading.Event()
+
         def render_and_encode() -> list[int]:
             for index, message in enumerate(messages):
                 check_prompt_text(message.content, f"messages[{index}].content")
             text = self.chat_template.render(
                 [message.as_template_sees_it() for message in messages],
+                is_over.is_set,
                 add_generation_prompt=conversation.add_generation_prompt is not False,
                 continue_final_message=bool(conversation.continue_final_message),
                 **variables,
@@ -116,7 +123,10 @@ class Intake:
             return self.tokenizer.encode_chat(text)
 
         work = num_characters + MESSAGE_CHARACTERS * len(messages)
-        return await off_loop(render_and_encode, work, is_cheap=self.chat_template.is_cheap)
+        try:
+            return await off_loop(render_and_encode, work, is_cheap=self.chat_template.is_cheap)
+        finally:
+            is_over.set()
 
     def _check_length(self, num_characters: int, param: str) -> None:
         if num_characters > self.max_characters:

@@ -19,7 +19,7 @@ from millpond.serve.messages_protocol import CountTokensRequest, MessagesRequest
 from millpond.serve.single import outputs_of, take_chat, whole_answer
 from millpond.serve.sse import EventStream, EventTemplate, named_event
 
-COUNTED = described(400, 401, 404, 413, 503, body=AnthropicErrorBody)
+COUNTED = described(400, 401, 404, 413, 503, 504, body=AnthropicErrorBody)
 STREAMED = described(400, 401, 404, 413, 429, 503, 504, streams=True, body=AnthropicErrorBody)
 
 
@@ -36,7 +36,7 @@ def messages_router(context: ServeContext) -> APIRouter:
         context.model_name(body.model)
         translation = body.translation()
         with translation.naming():
-            token_ids = await context.intake.chat(translation.conversation())
+            token_ids = await context.chat(translation.conversation())
         return with_headers(JSONResponse({"input_tokens": len(token_ids)}), warnings)
 
     return router

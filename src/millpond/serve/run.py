@@ -95,6 +95,7 @@ async def _serve(
         log_level=config.log_level,
         access_log=False,
         http=HalfOpenProtocol,
+        ws="none",
         lifespan="off",
         ssl_certfile=config.tls_cert,
         ssl_keyfile=config.tls_key,

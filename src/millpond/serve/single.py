@@ -80,7 +80,7 @@ async def take_chat(context: ServeContext, request_id: str, translation: Transla
         chat = translation.chat()
         sampling = chat.sampling()
         context.engine.check_room(1, context.intake.least_chat_tokens(chat.messages))
-        prompt_token_ids = await context.intake.chat(chat)
+        prompt_token_ids = await context.chat(chat, chat.timeout)
         return context.take(request_id, [EngineRequest(request_id, prompt_token_ids, sampling, **context.terms(chat))])
 
 

@@ -43,12 +43,12 @@ class Detokenize(Body):
 def tokens_router(context: ServeContext) -> APIRouter:
     router, intake = APIRouter(), context.intake
 
-    @router.post("/tokenize", response_model=None, responses=described(400, 401, 404, 413, 503))
+    @router.post("/tokenize", response_model=None, responses=described(400, 401, 404, 413, 503, 504))
     async def tokenize(body: Tokenize) -> Response:
         warnings = context.warnings(body)
         context.model_name(body.model)
         if body.prompt is None:
-            token_ids = await intake.chat(body)
+            token_ids = await context.chat(body)
         else:
             token_ids = await intake.tokens_of(body.prompt, body.add_special_tokens is not False)
         names = TokenNames(intake.tokenizer, skip_special_tokens=False)

@@ -72,6 +72,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        is_unwanted: Callable[[], bool] = lambda: False,
         /,
         *,
         add_generation_prompt: bool = True,
@@ -81,6 +82,7 @@ class ChatTemplate:
         """The prompt text; `Tokenizer.encode_chat` makes ids of it. `kwargs` are variables for the template.
 
         With continue_final_message it ends where the last message's own words do, for the answer to go on from there.
+        Once is_unwanted() says so, nobody waits for it, and it ends with the next turn of a loop, call or the like.
         InvalidRequestError, with the template's own message where it refuses the messages, and for messages that
         `normalize_messages` refuses, for a model without a template, and for a rendering that grows without end.
         """
@@ -99,7 +101,7 @@ class ChatTemplate:
             **given,
             "messages": _marked(given["messages"], continue_final_message),
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
-            BUDGET: Budget(self._max_steps, self._max_characters),
+            BUDGET: Budget(self._max_steps, self._max_characters, is_unwanted),
         }
         try:
             text = self._joined(template.generate(variables))

@@ -17,14 +17,13 @@ from millpond.text.backends import sentencepiece_bpe, sentencepiece_unigram
 from millpond.text.files import read_bytes
 from millpond.text.library import faults_as
 from millpond.text.sentencepiece_model import BPE, read_sentencepiece_model
-from millpond.text.source import DEFAULT_TEMPLATE, TokenizerSource, usual_ends
+from millpond.text.source import DEFAULT_TEMPLATE, NAMES_OF_ROLES, TokenizerSource, usual_ends
 from millpond.text.vocabulary import BYTE_TOKEN, CONTINUED, SPACE, Spelling, TokenType, Vocabulary, check_tokens
 
 TOKENIZER, PIECES = "tokenizer.json", "tokenizer.model"
 SETTINGS, GENERATION, CONFIG = "tokenizer_config.json", "generation_config.json", "config.json"
 TEMPLATE, TEMPLATE_FOLDER, OLD_TEMPLATE = "chat_template.jinja", "additional_chat_templates", "chat_template.json"
 MAX_BYTES, MAX_TOKENIZER_BYTES = 64 << 20, 256 << 20
-ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +35,19 @@ class _Settings:
 
     def token(self, role: str) -> str | None:
         """The text of a role's token: a string there, or an object that has it."""
-        value = self.values.get(ROLES[role])
+        value = self.values.get(NAMES_OF_ROLES[role])
         content = value.get("content") if isinstance(value, dict) else value
         if content is not None and not isinstance(content, str):
-            raise ModelFileError(f"{SETTINGS}: {ROLES[role]} must be a string, got {shown(content)}")
+            raise ModelFileError(f"{SETTINGS}: {NAMES_OF_ROLES[role]} must be a string, got {shown(content)}")
         return content
 
     def special_texts(self) -> set[str]:
         """The texts of the roles that it names."""
-        return {token for role in ROLES if (token := self.token(role)) is not None}
+        return {token for role in NAMES_OF_ROLES if (token := self.token(role)) is not None}
 
     def roles(self, ids: Mapping[str, int]) -> dict[str, int]:
         """The ids of the roles that it names. One whose token the vocabulary lacks is no role here."""
-        named = {role: token for role in ROLES if (token := self.token(role)) is not None}
+        named = {role: token for role in NAMES_OF_ROLES if (token := self.token(role)) is not None}
         return {role: ids[token] for role, token in named.items() if token in ids}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 from tokenizers import AddedToken
@@ -49,32 +50,18 @@ def _byte_level(metadata: Mapping[str, Any]) -> TokenizerSource:
     )
 
 
-def _pieces(metadata: Mapping[str, Any]) -> TokenizerSource:
+def _sentencepiece(metadata: Mapping[str, Any], *, model: str) -> TokenizerSource:
+    is_bpe = model == "llama"
     normalizing = _normalizing(metadata)
     vocabulary = read_vocabulary(metadata, Spelling.SPACES)
     added = _phi3_tokens(vocabulary) if metadata.get("general.architecture") == "phi3" else {}
     return TokenizerSource(
         vocabulary=vocabulary,
-        backend=sentencepiece_bpe(vocabulary, normalizing, added),
-        begin=_added(metadata, "bos", vocabulary, True),
-        end=_added(metadata, "eos", vocabulary, False),
+        backend=(sentencepiece_bpe if is_bpe else sentencepiece_unigram)(vocabulary, normalizing, added),
+        begin=_added(metadata, "bos", vocabulary, is_bpe),
+        end=_added(metadata, "eos", vocabulary, not is_bpe),
         ends=_ends(vocabulary),
-        kind=_KINDS["llama"],
-        strips_space=normalizing.adds_space,
-        templates=_templates(metadata),
-    )
-
-
-def _unigram(metadata: Mapping[str, Any]) -> TokenizerSource:
-    normalizing = _normalizing(metadata)
-    vocabulary = read_vocabulary(metadata, Spelling.SPACES)
-    return TokenizerSource(
-        vocabulary=vocabulary,
-        backend=sentencepiece_unigram(vocabulary, normalizing, {}),
-        begin=_added(metadata, "bos", vocabulary, False),
-        end=_added(metadata, "eos", vocabulary, True),
-        ends=_ends(vocabulary),
-        kind=_KINDS["t5"],
+        kind=_KINDS[model],
         strips_space=normalizing.adds_space,
         templates=_templates(metadata),
     )
@@ -111,8 +98,7 @@ _KINDS = {
 }
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], TokenizerSource]] = {
     "gpt2": _byte_level,
-    "llama": _pieces,
-    "t5": _unigram,
+    **{model: partial(_sentencepiece, model=model) for model in ("llama", "t5")},
     "bert": _words,
 }
 

@@ -10,6 +10,8 @@ import tokenizers
 from millpond.text.vocabulary import SPECIAL_TYPES, Vocabulary
 
 DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
+# What a vocabulary's roles are called where Hugging Face lists them, and in chat templates.
+NAMES_OF_ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 # Special tokens that end an answer wherever they are. Files often name one of those that a model uses.
 _ENDS = frozenset(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence, Set, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Mapping, Sequence, Set, ValuesView
+from itertools import chain
 from typing import Any
 
 from jinja2 import TemplateError
@@ -13,7 +14,7 @@ from jinja2.utils import Namespace
 COPIED = 256
 WORKED = 32
 ITEM = 8  # the characters that an item of a sequence counts for where it is only copied
-NODE = 64  # and where it is looked into
+NODE = COPIED  # and where it is looked into
 MAX_BITS = 2**14  # of a whole number that is calculated with; Python writes none with more than 4,300 digits
 MAX_WIDTH = 10_000
 
@@ -29,15 +30,21 @@ class Refusal(TemplateError):
 
 
 class Budget:
-    """What is left of one rendering's steps. Sizes are in characters; an item of a sequence counts for eight."""
+    """What is left of one rendering's steps. Sizes are in characters; an item of a sequence counts for eight.
 
-    __slots__ = ("_left", "_limit", "_max_characters")
+    is_unwanted is asked at every step whether anybody still waits.
+    """
 
-    def __init__(self, limit: int, max_characters: int) -> None:
+    __slots__ = ("_is_unwanted", "_left", "_limit", "_max_characters")
+
+    def __init__(self, limit: int, max_characters: int, is_unwanted: Callable[[], bool] = lambda: False) -> None:
         self._left = self._limit = limit
         self._max_characters = max_characters
+        self._is_unwanted = is_unwanted
 
     def take(self, steps: int = 1) -> None:
+        if self._is_unwanted():
+            raise Refusal("nobody waits for what the chat template gives")
         self._left -= steps
         if self._left < 0:
             raise Refusal(f"the chat template took more than {self._limit} steps")
@@ -60,24 +67,38 @@ class Budget:
         if isinstance(value, str):
             self.take(len(value) // rate)
             return len(value)
-        most = (self._left + 1) * rate
-        size = 0
-        stack = [value]
-        while stack:
-            each = stack.pop()
-            size += NODE + flat_size(each)
-            if size > most:
-                raise Refusal(f"the chat template took more than {self._limit} steps, by a value that is too large")
-            if each is None or isinstance(each, (str, int)):
-                continue
-            if isinstance(each, Mapping):
-                stack += [*each.keys(), *each.values()]
-            elif isinstance(each, Namespace):
-                stack.append(each._Namespace__attrs)
-            elif isinstance(each, _HOLDERS) and not isinstance(each, bytes | range):
-                stack += each
+        size = self._deep_size(value, (self._left + 1) * rate, {})
         self.take(size // rate)
         return size
+
+    def _deep_size(self, value: Any, most: int, sizes: dict[int, int]) -> int:
+        """The size of a value with all that it holds. sizes has what holders hold, by id, for what is held twice is
+        looked into once: a list of two of the one before, and so on, has more parts than can be counted."""
+        size = flat_size(value)
+        parts = _parts_of(value)
+        if parts is not None:
+            if id(value) not in sizes:
+                held, sizes[id(value)] = 0, most  # too much, should it hold itself
+                for part in parts:
+                    held += NODE + self._deep_size(part, most - size - held - NODE, sizes)
+                sizes[id(value)] = held
+            size += sizes[id(value)]
+        if size > most:
+            raise Refusal(f"the chat template took more than {self._limit} steps, by a value that is too large")
+        return size
+
+
+def _parts_of(value: Any) -> Iterable[Any] | None:
+    """What a value holds, none of it made for the asking."""
+    if isinstance(value, str | bytes | int | range):
+        return None
+    if isinstance(value, ItemsView):
+        return chain.from_iterable(value)
+    if isinstance(value, Mapping):
+        return chain(value.keys(), value.values())
+    if isinstance(value, Namespace):
+        return (value._Namespace__attrs,)
+    return value if isinstance(value, _HOLDERS) else None
 
 
 def flat_size(value: Any) -> int:

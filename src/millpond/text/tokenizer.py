@@ -13,7 +13,7 @@ from millpond.text.checks import check_unicode
 from millpond.text.folder_source import folder_source
 from millpond.text.gguf_source import gguf_source
 from millpond.text.marks import RenderedChat
-from millpond.text.source import DEFAULT_TEMPLATE, TOOL_TEMPLATE, TokenizerSource
+from millpond.text.source import DEFAULT_TEMPLATE, NAMES_OF_ROLES, TOOL_TEMPLATE, TokenizerSource
 from millpond.text.spoken import SpokenText, encoded
 from millpond.text.vocabulary import SPECIAL_TYPES, Vocabulary
 
@@ -86,7 +86,7 @@ class Tokenizer:
 
     def with_chat_template(self, template: str) -> Tokenizer:
         """The same tokenizer with this chat template in place of its own ones."""
-        return Tokenizer.of(replace(self.source, templates={DEFAULT_TEMPLATE: template}))
+        return replace(self, source=replace(self.source, templates={DEFAULT_TEMPLATE: template}))
 
     def make_chat_template(self) -> ChatTemplate:
         """Its chat templates, ready to render. ModelFileError for a syntax error in one."""
@@ -98,9 +98,8 @@ class Tokenizer:
     @property
     def special_tokens(self) -> dict[str, str]:
         """The texts that a chat template may ask for: bos_token, eos_token, unk_token and pad_token, where named."""
-        names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
         roles = self.vocabulary.roles
-        return {name: self.vocabulary.tokens[roles[role]] for role, name in names.items() if role in roles}
+        return {name: self.vocabulary.tokens[roles[role]] for role, name in NAMES_OF_ROLES.items() if role in roles}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`, the same as the model's Hugging Face tokenizer gives.
