@@ -66,6 +66,13 @@ def test_whole_prompts_have_bounds_and_faults_of_their_own(capsys, policy, more)
     assert "NOT FOUND" not in out
 
 
+def test_whole_prompts_have_no_guesses_though_the_deep_bounds_have_some(capsys):
+    small = ["--positions", "1", "--slots", "1", "--requests", "1", "--budget", "1", "--no-faults", "--json"]
+    assert run(["prove", "--deep", "--whole-prompts", *small], {}) == 0
+    bounds = json.loads(capsys.readouterr().out)["bounds"]
+    assert (bounds["whole_prompts"], bounds["guesses"]) == (True, 0)
+
+
 @pytest.mark.parametrize("flag", [["--prefix-cache"], ["--disk"], ["--guesses", "1"]], ids=str)
 def test_whole_prompts_refuse_what_would_cut_them(capsys, flag):
     assert run(["prove", "--whole-prompts", *flag], {}) == 1

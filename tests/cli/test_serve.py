@@ -298,3 +298,14 @@ def test_a_chat_template_reaches_the_engine(engine, served):
     assert engine.given_template is None
     assert run(["serve", "--chat-template", "own.jinja"], {}) == 0
     assert engine.given_template == "own.jinja"
+
+
+def test_what_a_model_cannot_do_is_said_once(engine, served, capsys, monkeypatch):
+    monkeypatch.setattr(engine.chat_template, "is_missing", True, raising=False)
+    assert run(["serve"], {}) == 0
+    assert "no chat template" in capsys.readouterr().err
+    engine.limits.generates = False
+    assert run(["serve"], {}) == 0
+    said = capsys.readouterr().err
+    assert "embeddings alone" in said
+    assert "no chat template" not in said

@@ -216,6 +216,12 @@ def test_a_cache_that_cannot_be_written_costs_a_notice(made):
     assert "cannot be kept" in made.told[0]
 
 
+def test_a_cache_that_vanishes_while_it_is_filled_costs_a_notice(made, no_other, monkeypatch):
+    monkeypatch.setattr(precompile, "_work_off", lambda waiting, marks: (marks / "gone" / "mark").touch())
+    made.compile(made.job("one"))
+    assert "cannot be kept" in made.told[-1]
+
+
 def test_all_versions_of_a_function_are_one_job_in_the_order_of_the_calls(made):
     wanted = Wanted()
     assert [wanted(made.module.two, *INTEGER), wanted(made.module.one, *REAL), wanted(made.module.two, *REAL)] == [

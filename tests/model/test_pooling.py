@@ -109,6 +109,12 @@ def test_the_settings_of_pooling_are_where_the_list_says(folder):
     assert with_modules(folder, steps) == "cls"
 
 
+@pytest.mark.parametrize("more", [{"path": ""}, {}], ids=["empty path", "no path"])
+def test_where_the_list_names_no_folder_they_are_in_the_models_own(folder, more):
+    with pytest.raises(ModelFileError, match=r"^config\.json .*pooling"):
+        with_modules(folder, [{"type": "a.Pooling", **more}])
+
+
 @pytest.mark.parametrize(
     ("modules", "said"),
     [

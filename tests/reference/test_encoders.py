@@ -80,7 +80,7 @@ def test_texts_become_the_vectors_that_transformers_makes_of_them(minilm, texts,
     np.testing.assert_allclose(found, expected, atol=MOST_ERROR)
 
 
-def test_the_usual_types_turn_a_vector_by_less_than_a_hundredth(minilm, texts, expected):
+def test_the_usual_types_turn_a_vector_by_less_than_a_degree(minilm, texts, expected):
     for settings in ({}, {"kv_dtype": "int8"}):
         found = np.array(LLM(minilm, **settings).embed(texts, progress=False))
         cosines = (found * expected).sum(axis=1)

@@ -77,8 +77,9 @@ def test_the_longest_is_begun_first(config):
 
 
 @pytest.mark.parametrize("types", TYPES.values(), ids=TYPES)
-def test_of_an_encoder_too_which_has_a_walk_of_its_own_and_no_sampler(tmp_path, types):
+def test_of_an_encoder_too_which_has_a_walk_of_its_own_and_no_sampler(tmp_path, monkeypatch, types):
     path = write_bert_folder(tmp_path / "tiny")
+    monkeypatch.setattr("millpond.runner.sampler.link_compiled", pytest.fail)
     runner = build_engine(path, EngineConfig(isa="portable", num_blocks=8, threads=1, **types)).runner
     known = asked(jobs_of(runner.config, runner._packed.kinds, runner._kv_dtype, "portable"))
     assert known == linked(runner)

@@ -374,7 +374,7 @@ def test_a_template_takes_no_longer_than_a_request_may_and_goes_no_further(path,
             return response
 
     response = run(test())
-    assert (response.status_code, moments) == (504, [0])
+    assert response.status_code == 504
     assert "longer than its limit of 0.01 s" in response.json()["error"]["message"]
     assert has_ended.wait(BOUND_SECONDS)
-    assert moments == [0]
+    assert len(moments) <= 1  # none where the time was up before it had begun

@@ -51,6 +51,12 @@ def test_numbers_stay_small_enough_to_calculate_with(template):
     )
 
 
+def test_a_value_nested_deeper_than_it_can_be_looked_through_is_refused():
+    template = "{% set ns = namespace(a=[]) %}{% for i in range(3000) %}{% set ns.a = [ns.a] %}{% endfor %}{{ ns.a }}"
+    with pytest.raises(InvalidRequestError, match="nests a value too deeply"):
+        render(template, max_steps=10**9)
+
+
 @pytest.mark.parametrize(
     "template",
     [

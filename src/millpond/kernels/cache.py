@@ -24,7 +24,7 @@ def use_cache_folder() -> None:
     except OSError as error:
         folder = _temporary()
         reason = f"compiled kernels cannot be kept, so every start compiles them: {error}"
-        print(f"millpond: {reason} (MILLPOND_CACHE names another folder)", file=sys.stderr)
+        print(f"millpond: {reason} (NUMBA_CACHE_DIR names another folder)", file=sys.stderr)
     numba.config.CACHE_DIR = str(folder)
 
 

@@ -29,6 +29,7 @@ DONE = b"."
 # To start the other process costs as much as a small job.
 LEAST_JOBS = 3
 LONGEST_WAIT = 300.0  # seconds
+UNKEPT = "compiled kernels cannot be kept in {}, so every start compiles them: {}"
 # The other process imports from where this one does, and keeps what it compiles where this one does.
 START = "; ".join(
     [
@@ -96,7 +97,10 @@ def compiling(jobs: Sequence[Job], notify: Notify) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         finish = _begin(jobs, marks, stack, notify)
         yield
-        finish()
+        try:
+            finish()
+        except OSError as error:
+            notify(UNKEPT.format(marks.parent, error))
 
 
 def _begin(jobs: Sequence[Job], marks: Path, stack: contextlib.ExitStack, notify: Notify) -> Callable[[], None]:
@@ -109,7 +113,7 @@ def _begin(jobs: Sequence[Job], marks: Path, stack: contextlib.ExitStack, notify
     except Timeout:
         return lambda: _after_another(jobs, marks, lock, notify)
     except OSError as error:
-        notify(f"compiled kernels cannot be kept in {marks.parent}, so every start compiles them: {error}")
+        notify(UNKEPT.format(marks.parent, error))
         return lambda: None
     stack.callback(lock.release)
     notify("compiling kernels for this processor (once for each kind of model; ten seconds or more) ...")

@@ -64,6 +64,8 @@ class Bounds:
         """The same with a policy, with or without the prefix cache, a disk, which brings that along, a reserve chosen
         at will, and whole prompts, and with what is given instead of its own."""
         chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if whole_prompts:
+            chosen.setdefault("guesses", 0)
         chosen |= {"prefix_cache": prefix_cache or disk, "any_reserve": any_reserve, "disk": disk}
         return replace(self, policy=policy, whole_prompts=whole_prompts, **chosen)
 

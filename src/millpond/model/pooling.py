@@ -41,11 +41,12 @@ def read_pooling(file: ModelFile) -> str | None:
             raise ModelFileError(f"{file.path.name}: {key} is {number!r}, not a number from 0 to {len(KINDS) - 1}")
         return KINDS[number] if number else None
     modules = _modules(file.path.parent / MODULES)
-    name = f"{modules.get('Pooling', FOLDER)}/{SETTINGS}"
-    path = file.path.parent / name
+    folder = file.path.parent
+    path = folder / modules.get("Pooling", FOLDER) / SETTINGS
     if not path.exists():
         return None
     further = [kind for kind in modules if kind not in UNDERSTOOD]
+    name = str(path.relative_to(folder))
     return ", then ".join([_of_settings(name, read_json(path, MAX_CONFIG_BYTES, name)), *further])
 
 

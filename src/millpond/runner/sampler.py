@@ -5,6 +5,7 @@ what that makes likely.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,11 +51,15 @@ class Sampler:
         self.vocab_size = vocab_size
         self.logits_width = logits_width
         self._rules, self._scratch = Referred(_new_rules(max_num_seqs, vocab_size)), Referred(_new_scratch(vocab_size))
-        self._entry = link_compiled()
         self._masks: dict[int, SlotMask] = {}
         self._num_top: dict[int, int] = {}
         self._raw_rows: dict[int, NDArray[np.float32]] = {}
         self.scorer = Scorer(vocab_size)
+
+    @cached_property
+    def _entry(self) -> int:
+        """The address of the compiled sampler, which an encoder never asks for."""
+        return link_compiled()
 
     def admit(self, slot: int, admission: Admission) -> None:
         """Give the slot the rules, the seed and the penalty counts of a request, new or resumed after a preemption.

@@ -67,7 +67,10 @@ class Budget:
         if isinstance(value, str):
             self.take(len(value) // rate)
             return len(value)
-        size = self._deep_size(value, (self._left + 1) * rate, {})
+        try:
+            size = self._deep_size(value, (self._left + 1) * rate, {})
+        except RecursionError:
+            raise Refusal("the chat template nests a value too deeply") from None
         self.take(size // rate)
         return size
 
