@@ -91,12 +91,12 @@ def query_row(codes: Codes, scales: Scales) -> NDArray[np.uint8]:
     return row
 
 
-def scores(q: tuple[Codes, Scales], k: tuple[Codes, Scales], scale: float) -> NDArray[np.float64]:
-    """scale * q @ k: [rows, 16], of codes and scales of queries and of a block's keys."""
+def scores(q: tuple[Codes, Scales], k: tuple[Codes, Scales]) -> NDArray[np.float64]:
+    """q @ k: [rows, 16], of codes and scales of queries and of a block's keys."""
     (q_codes, q_scales), (k_codes, k_scales) = q, k
     total = np.zeros((len(q_codes), BLOCK))
     for g in range(q_scales.shape[1]):
         part = slice(g * DIMS, (g + 1) * DIMS)
         dots = q_codes[:, part] @ k_codes[:, part].T
         total += dots * q_scales[:, g, None].astype(np.float64) * k_scales[:, g].astype(np.float64)
-    return scale * total
+    return total

@@ -50,19 +50,19 @@ def write_value(x, block, offset, cleared):
 
 
 @njit
-def score(tiles, q, k, scores, scale, dim):
+def score(tiles, q, k, scores, dim):
     rows, row_bytes = q.shape[0], scores.strides[0]
     call(
         tiles.score[rows], 0, 0, rows, address(q), q.strides[0], address(k), address(k) + BLOCK * dim, address(scores),
-        row_bytes, scale, dim,
+        row_bytes, dim,
     )  # fmt: skip
 
 
 @njit
-def softmax(tiles, scores, length, blocks, table, values, dim, factor):
+def softmax(tiles, scale, scores, length, blocks, table, values, dim, factor):
     call(
-        tiles.softmax[0], 0, 0, 0, address(scores), length, blocks, address(table), address(values) + BLOCK * dim,
-        values.strides[0], address(factor),
+        tiles.softmax[0], 0, 0, 0, scale, 0, address(scores), length, blocks, address(table),
+        address(values) + BLOCK * dim, values.strides[0], address(factor),
     )  # fmt: skip
 
 
@@ -224,7 +224,7 @@ def test_scores_are_exact_where_their_scales_are_1(isa, dim, rows):
     (k, _), (q, _) = block_of(dim), queries_of(dim, rows)
     ones = np.ones((BLOCK, dim // 16), np.float32)
     got = np.full((rows + 1, 20), np.nan, np.float32)
-    score(tiles_for(isa, dim), packed_queries(q, ones[:rows]), slow.key_block(k, ones), got, np.float32(1), dim)
+    score(tiles_for(isa, dim), packed_queries(q, ones[:rows]), slow.key_block(k, ones), got, dim)
     np.testing.assert_array_equal(got[:rows, :BLOCK], q @ k.T)
     assert np.isnan(got[rows]).all()
     assert np.isnan(got[:, BLOCK:]).all()
@@ -234,11 +234,11 @@ def test_scores_are_exact_where_their_scales_are_1(isa, dim, rows):
 @every_isa
 @pytest.mark.parametrize("rows", ROWS)
 def test_scores_are_those_of_the_slow_sum_up_to_rounding(isa, dim, rows):
-    k, q, scale = block_of(dim), queries_of(dim, rows), np.float32(0.125)
+    k, q = block_of(dim), queries_of(dim, rows)
     got = np.zeros((rows, BLOCK), np.float32)
-    score(tiles_for(isa, dim), packed_queries(*q), slow.key_block(*k), got, scale, dim)
-    magnitudes = slow.scores((abs(q[0]), q[1]), (abs(k[0]), k[1]), scale)
-    assert (abs(got - slow.scores(q, k, scale)) <= ROUNDING * magnitudes).all()
+    score(tiles_for(isa, dim), packed_queries(*q), slow.key_block(*k), got, dim)
+    magnitudes = slow.scores((abs(q[0]), q[1]), (abs(k[0]), k[1]))
+    assert (abs(got - slow.scores(q, k)) <= ROUNDING * magnitudes).all()
 
 
 def probabilities(row, blocks):
@@ -258,9 +258,10 @@ def test_a_probability_times_its_values_scale_is_a_code_and_its_blocks_scale(dim
         block = values[table[position // BLOCK], BLOCK * dim :].view(np.float32)
         block[position % BLOCK] = v_scales[position]
     scores = np.full(blocks * BLOCK + 16, np.nan, np.float32)
-    scores[:length] = 3 * rng.standard_normal(length)
-    before, factor = scores[:length].astype(np.float64), np.zeros(1, np.float32)
-    softmax(tiles_for("portable", dim), scores, length, blocks, table, values, dim, factor)
+    scale, factor = np.float32(0.125), np.zeros(1, np.float32)
+    scores[:length] = 24 * rng.standard_normal(length)
+    before = scale * scores[:length].astype(np.float64)
+    softmax(tiles_for("portable", dim), scale, scores, length, blocks, table, values, dim, factor)
     weights = np.exp(before - before.max())
     np.testing.assert_allclose(factor[0], 1 / weights.sum(), rtol=1e-6)
     expected = np.zeros(blocks * BLOCK)

