@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from numba import njit
 
 import millpond.build as build
 from millpond.build import PoolPlan, build_engine, build_model_runner, plan_pool
@@ -261,16 +260,6 @@ def test_nothing_is_told_of_compilation_when_everything_is_there_already(build_s
     told = []
     build_small(notify=told.append)
     assert told == []
-
-
-def test_compilation_is_told_once_and_before_it_begins():
-    told = []
-    with build._told_of_compilation(told.append):
-        assert told == []
-        for added in (1, 2):
-            njit(lambda x, added=added: x + added)(1)
-    assert len(told) == 1
-    assert told[0].startswith("compiling kernels for this processor")
 
 
 def test_a_file_without_an_embedding_is_refused(path):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llvmlite import binding
-from numba.core import event
 
 from millpond.config import PREFIX_DIR_BYTES, EngineConfig
 from millpond.core.block_pool import blocks_for_length
@@ -24,8 +22,8 @@ from millpond.engine.engine import Engine
 from millpond.engine.scheduling import make_scheduler
 from millpond.errors import ConfigError, ModelFileError, shown
 from millpond.kernels.attention import BLOCK
-from millpond.kernels.cache import SOURCE_FOLDERS, source_hash
 from millpond.kernels.isa import choose
+from millpond.kernels.precompile import Job, compile_missing, compiling
 from millpond.kernels.threads import thread_count
 from millpond.load.block_file import BlockFormat
 from millpond.load.gguf import GGUFFile
@@ -40,8 +38,10 @@ from millpond.model.config import ModelConfig
 from millpond.model.packed import packed_weights
 from millpond.model.pooling import LAST, read_pooling
 from millpond.model.random_weights import random_weights, random_weights_bytes
-from millpond.model.weights import ModelWeights
+from millpond.model.weights import ModelWeights, layer_forms, linear_layers
+from millpond.runner.compiled import jobs_of
 from millpond.runner.model_runner import ModelRunner
+from millpond.source_hash import SOURCE_FOLDERS, source_hash
 from millpond.text.given_template import read_template
 from millpond.text.tokenizer import Tokenizer
 
@@ -225,7 +225,8 @@ def build_random_runner(figures: ModelConfig, config: EngineConfig) -> ModelRunn
         raise ConfigError(f"the weights take {needed} bytes, but {available} are available")
     weights = random_weights(figures, config.dtype)
     config, plan = _settle(figures, config)
-    return _new_runner(figures, weights, config, plan, figures.vocab_size, lambda line: None)
+    compile_missing(_jobs(figures, weights.kinds, config), lambda line: None)
+    return _new_runner(figures, weights, config, plan, figures.vocab_size)
 
 
 def _settle(figures: ModelConfig, config: EngineConfig) -> tuple[EngineConfig, PoolPlan]:
@@ -257,60 +258,46 @@ def _build_runner(
             f"{file.path.name}: the tokenizer has {vocab_size} tokens, but the embedding only {figures.vocab_size} rows"
         )
     folder = (cache_dir or default_cache_dir()) / "packed"
-    weights, keep = packed_weights(
-        file,
-        figures,
-        config.dtype,
-        config.kv_dtype,
-        isa=config.isa,
-        folder=folder,
-        notify=notify,
-        quantize=config.quantize,
-        progress=progress,
-    )
-    runner = _new_runner(figures, weights, config, plan, vocab_size, notify)
+    forms = layer_forms(file, linear_layers(file, figures), config.dtype, config.quantize)
+    with compiling(_jobs(figures, {form.kind for form in forms}, config), notify):
+        weights, keep = packed_weights(
+            file,
+            figures,
+            config.dtype,
+            config.kv_dtype,
+            isa=config.isa,
+            folder=folder,
+            notify=notify,
+            quantize=config.quantize,
+            progress=progress,
+        )
+    runner = _new_runner(figures, weights, config, plan, vocab_size)
     keep(runner.outliers)
     return runner
 
 
+def _jobs(figures: ModelConfig, kinds: Iterable[int], config: EngineConfig) -> list[Job]:
+    jobs: list[Job] = jobs_of(figures, kinds, kv_storage(config.dtype, config.kv_dtype), config.isa)
+    return jobs
+
+
 def _new_runner(
-    figures: ModelConfig, weights: ModelWeights, config: EngineConfig, plan: PoolPlan, vocab_size: int, notify: Notify
+    figures: ModelConfig, weights: ModelWeights, config: EngineConfig, plan: PoolPlan, vocab_size: int
 ) -> ModelRunner:
-    with _told_of_compilation(notify):
-        runner = ModelRunner(
-            figures,
-            weights,
-            isa=config.isa,
-            threads=thread_count(config.threads),
-            dtype=config.dtype,
-            kv_dtype=config.kv_dtype,
-            num_blocks=plan.num_blocks,
-            block_size=plan.block_size,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=plan.max_model_len,
-            vocab_size=vocab_size,
-            notify=notify,
-            max_drafts=0 if config.speculative == "off" else config.speculative_tokens,
-        )
-        runner.warm_up()
+    runner = ModelRunner(
+        figures,
+        weights,
+        isa=config.isa,
+        threads=thread_count(config.threads),
+        dtype=config.dtype,
+        kv_dtype=config.kv_dtype,
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=plan.max_model_len,
+        vocab_size=vocab_size,
+        max_drafts=0 if config.speculative == "off" else config.speculative_tokens,
+    )
+    runner.warm_up()
     return runner
-
-
-@contextmanager
-def _told_of_compilation(notify: Notify) -> Iterator[None]:
-    """Say once that kernels are being compiled, if any is; one that is loaded from the cache raises no event."""
-
-    class Listener(event.Listener):  # type: ignore[misc]
-        told = False
-
-        def on_start(self, event: Any) -> None:
-            if not self.told:
-                self.told = True
-                notify("compiling kernels for this processor (once for each kind of model; ten seconds or more) ...")
-
-        def on_end(self, event: Any) -> None:
-            """A compilation that ended needs no word."""
-
-    with event.install_listener("numba:compile", Listener()):
-        yield

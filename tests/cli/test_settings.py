@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from millpond.cli.app import run
 from millpond.cli.settings import Settings
 from millpond.errors import ConfigError
+from millpond.source_hash import source_hash
 
 
 def test_an_empty_environment_gives_the_defaults():
@@ -34,3 +36,17 @@ def test_an_unknown_log_level_is_refused_with_the_levels_there_are():
 def test_the_home_folder_of_nobody_is_refused():
     with pytest.raises(ConfigError, match="MILLPOND_CACHE is '~no-such-user/x', but there is no such user"):
         Settings.from_environment({"MILLPOND_CACHE": "~no-such-user/x"})
+
+
+@pytest.mark.parametrize(
+    ("environment", "kernels"),
+    [
+        ({}, None),
+        ({"MILLPOND_CACHE": "/elsewhere"}, f"/elsewhere/kernels/{source_hash()}"),
+        ({"MILLPOND_CACHE": "/elsewhere", "NUMBA_CACHE_DIR": ""}, f"/elsewhere/kernels/{source_hash()}"),
+        ({"MILLPOND_CACHE": "/elsewhere", "NUMBA_CACHE_DIR": "/own"}, "/own"),
+    ],
+)
+def test_kernels_are_kept_in_our_cache_folder_unless_numba_was_told_of_another(environment, kernels):
+    assert run(["version"], environment) == 0
+    assert environment.get("NUMBA_CACHE_DIR") == kernels

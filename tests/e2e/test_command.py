@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import socket
@@ -16,6 +17,7 @@ import pytest
 
 from e2e.real import BOUND_SECONDS, KV_MEMORY, MAX_MODEL_LEN, MILLPOND, millpond
 from millpond.load.store import resolve
+from millpond.source_hash import source_hash
 
 pytestmark = pytest.mark.slow
 
@@ -148,3 +150,12 @@ def test_a_conversation_through_a_pipe_goes_on_past_commands_and_ends_with_the_i
     assert "Paris" in done.stdout.splitlines()[0]
     assert "/nonsense is not a command" in done.stderr
     assert len([line for line in done.stdout.splitlines() if line]) >= 2
+
+
+def test_compiled_kernels_are_kept_below_the_cache_folder_that_the_environment_names(tmp_path):
+    environment = {**os.environ, "MILLPOND_CACHE": str(tmp_path), "NUMBA_CACHE_DIR": ""}
+    command = [*MILLPOND, "doctor", str(resolve("smollm2")), "--json", *SIZES]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=BOUND_SECONDS)
+    folder = json.loads(done.stdout)["kernel_cache"]["folder"]
+    assert folder == str(tmp_path / "kernels" / source_hash())
+    assert (tmp_path / "kernels" / source_hash()).is_dir()

@@ -61,10 +61,10 @@ class Layer:
             self.descriptor[[OUTLIER_COUNT, OUTLIERS]] = len(channels), self.channels.ctypes.data
         self.x = rng.standard_normal((rows, depth)).astype(np.float32)
         self.x[:, self.channels] *= 100
-        self.inputs = np.zeros(rows * input_stride(self.descriptor), np.uint8)
+        self.inputs = np.zeros(rows * input_stride.py_func(self.descriptor), np.uint8)
         self.sums = np.full((rows, depth // GROUP * 2 + MOST_OUTLIERS), np.nan, np.float32)
         for row in range(rows):
-            place = self.inputs.ctypes.data + row * input_stride(self.descriptor)
+            place = self.inputs.ctypes.data + row * input_stride.py_func(self.descriptor)
             prepare(self.descriptor, self.x[row].copy(), 0, place, self.sums[row].ctypes.data)
 
     def run(self, isa, rows, *, start=None, team=1) -> np.ndarray:
@@ -84,7 +84,9 @@ class Layer:
         work(0)
         for worker in workers:
             worker.join()
-        assert sync[0, 0] == padded(self.packed.columns) // 48 * -(-rows // rows_at_once(rows, team)), "items done"
+        assert sync[0, 0] == padded(self.packed.columns) // 48 * -(-rows // rows_at_once.py_func(rows, team)), (
+            "items done"
+        )
         np.testing.assert_array_equal(room[rows:], before[rows:])
         np.testing.assert_array_equal(room[:, -16:], before[:, -16:])
         return room[:rows, :-16]
@@ -156,7 +158,7 @@ def test_what_is_not_finite_stays_in_its_row(bad):
 def layer_of(layer, x) -> Layer:
     """The same weights with other rows."""
     for row, values in enumerate(x):
-        place = layer.inputs.ctypes.data + row * input_stride(layer.descriptor)
+        place = layer.inputs.ctypes.data + row * input_stride.py_func(layer.descriptor)
         prepare(layer.descriptor, values.copy(), 0, place, layer.sums[row].ctypes.data)
     layer.x = x
     return layer

@@ -4,6 +4,9 @@ import importlib.util
 import os
 import shutil
 import stat
+import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import numba
@@ -11,19 +14,22 @@ import pytest
 
 import millpond
 from millpond.kernels import cache
+from millpond.source_hash import SOURCE_FOLDERS, source_hash
 
 PACKAGE = Path(millpond.__file__).parent
 
 
 @pytest.fixture
 def own_copy(tmp_path):
-    """A copy of the sources that make kernels, and the hash that its own cache module gives them."""
+    """A copy of the sources that make kernels, and the hash that its own module gives them."""
     copy = tmp_path / "millpond"
-    for folder in cache.SOURCE_FOLDERS:
+    for folder in SOURCE_FOLDERS:
         shutil.copytree(PACKAGE / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
 
+    shutil.copy(PACKAGE / "source_hash.py", copy)
+
     def hash_of_copy():
-        spec = importlib.util.spec_from_file_location("copied_cache", copy / "kernels" / "cache.py")
+        spec = importlib.util.spec_from_file_location("copied_hash", copy / "source_hash.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module.source_hash()
@@ -42,7 +48,7 @@ def unset(monkeypatch, tmp_path):
 
 def test_the_same_sources_have_the_same_hash(own_copy):
     _, hash_of_copy = own_copy
-    assert hash_of_copy() == hash_of_copy() == cache.source_hash()
+    assert hash_of_copy() == hash_of_copy() == source_hash()
 
 
 @pytest.mark.parametrize(
@@ -57,29 +63,36 @@ def test_a_change_in_any_source_of_kernels_changes_the_hash(own_copy, name):
 
 
 def test_another_version_of_the_compiler_changes_the_hash(monkeypatch):
-    before = cache.source_hash()
-    monkeypatch.setattr(numba, "__version__", "0.0.0")
-    assert cache.source_hash() != before
+    before = source_hash()
+    monkeypatch.setattr(metadata, "version", lambda name: "0.0.0")
+    assert source_hash() != before
 
 
 def test_the_folder_is_the_users_cache_and_named_after_the_hash(unset, monkeypatch):
-    monkeypatch.setattr(cache.platformdirs, "user_cache_dir", lambda name: str(unset / "user" / name))
+    monkeypatch.setattr(cache.platformdirs, "user_cache_path", lambda name: unset / "user" / name)
     cache.use_cache_folder()
     folder = Path(numba.config.CACHE_DIR)
-    assert folder == unset / "user" / "millpond" / "kernels" / cache.source_hash()
+    assert folder == unset / "user" / "millpond" / "kernels" / source_hash()
     assert list(folder.iterdir()) == []
 
 
-def test_a_folder_that_the_user_chose_is_left_alone(unset, monkeypatch):
-    monkeypatch.setattr(numba.config, "CACHE_DIR", "chosen")
+def test_a_folder_that_the_user_chose_is_used_as_it_is(unset, monkeypatch, capsys):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(unset / "chosen"))
     cache.use_cache_folder()
-    assert numba.config.CACHE_DIR == "chosen"
+    assert str(unset / "chosen") == numba.config.CACHE_DIR
+    assert list((unset / "chosen").iterdir()) == []
+    assert capsys.readouterr() == ("", "")
 
 
-def test_where_the_cache_cannot_be_written_a_private_temporary_folder_serves(unset, monkeypatch):
+def test_where_the_cache_cannot_be_written_that_is_said_and_a_private_temporary_folder_serves(
+    unset, monkeypatch, capsys
+):
     (unset / "file").write_text("not a folder")
-    monkeypatch.setattr(cache, "cache_folder", lambda: unset / "file" / "kernels")
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(unset / "file" / "kernels"))
     cache.use_cache_folder()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("millpond: compiled kernels cannot be kept")
+    assert str(unset / "file" / "kernels") in line
     folder = Path(numba.config.CACHE_DIR)
     assert folder.parent == unset / "temporary"
     assert folder.is_dir()
@@ -89,8 +102,20 @@ def test_where_the_cache_cannot_be_written_a_private_temporary_folder_serves(uns
 def test_a_temporary_folder_that_another_left_there_is_not_trusted(unset, monkeypatch):
     """Compiled code is loaded from it: whoever can write there can run anything as this user."""
     (unset / "file").write_text("not a folder")
-    monkeypatch.setattr(cache, "cache_folder", lambda: unset / "file" / "kernels")
-    planted = unset / "temporary" / f"millpond-kernels-{cache.source_hash()}"
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(unset / "file" / "kernels"))
+    planted = unset / "temporary" / f"millpond-kernels-{source_hash()}"
     planted.mkdir(mode=0o777)
     cache.use_cache_folder()
     assert Path(numba.config.CACHE_DIR) != planted
+
+
+def test_the_temporary_folder_is_gone_when_the_process_has_ended(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    (tmp_path / "temporary").mkdir()
+    places = {"NUMBA_CACHE_DIR": str(tmp_path / "file" / "kernels"), "TMPDIR": str(tmp_path / "temporary")}
+    code = "import millpond.kernels.cache as c; print(c.folder_in_use().is_dir(), c.folder_in_use())"
+    command = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"]
+    done = subprocess.run(command, env={**os.environ, **places}, capture_output=True, text=True, check=True)
+    was_there, folder = done.stdout.split()
+    assert (was_there, Path(folder).parent) == ("True", tmp_path / "temporary")
+    assert list((tmp_path / "temporary").iterdir()) == []

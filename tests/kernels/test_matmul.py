@@ -92,10 +92,10 @@ class Prepared:
 
     def __init__(self, layer, kind, x):
         self.x, self.kind, rows = x, kind, len(x)
-        self.inputs = np.zeros(rows * input_stride(layer), np.uint8)
+        self.inputs = np.zeros(rows * input_stride.py_func(layer), np.uint8)
         self.sums = np.full((rows, DEPTH // GROUP * 2 + MOST_OUTLIERS), np.nan, np.float32)
         for row in range(rows):
-            place = self.inputs.ctypes.data + row * input_stride(layer)
+            place = self.inputs.ctypes.data + row * input_stride.py_func(layer)
             prepare(layer, x[row].copy(), 0, place, self.sums[row].ctypes.data)
 
     def values(self) -> np.ndarray:
@@ -122,7 +122,7 @@ def run(isa, layer, prepared, rows, *, add=0, start=0.0, team=1) -> np.ndarray:
     work(0)
     for worker in workers:
         worker.join()
-    assert sync[0, 0] == padded(COLUMNS) // 48 * -(-rows // rows_at_once(rows, team)), "items done"
+    assert sync[0, 0] == padded(COLUMNS) // 48 * -(-rows // rows_at_once.py_func(rows, team)), "items done"
     return outputs
 
 

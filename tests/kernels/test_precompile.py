@@ -15,12 +15,13 @@ from filelock import FileLock
 from numba import types
 
 from millpond.kernels import precompile
-from millpond.kernels.precompile import DONE, Job, Wanted, compile_missing, take_jobs
+from millpond.kernels.precompile import DONE, Job, Wanted, compile_missing, compiling, take_jobs
 
 NAMES = ("one", "two", "three", "four")
 SOURCE = "from numba import njit\n\n" + "\n".join(
     f"@njit(cache=True)\ndef {name}(x):\n    return x + {number}\n\n" for number, name in enumerate(NAMES)
 )
+TOLD = "compiling kernels for this processor (once for each kind of model; ten seconds or more) ..."
 INTEGER, REAL = (types.int64,), (types.float64,)
 
 
@@ -98,7 +99,29 @@ def test_the_other_process_compiles_into_the_same_cache(made, monkeypatch):
     for name in NAMES[1:]:
         made.job(name).compile()
         assert made.compiled(name) == (1, 1), "it was not in the cache"
-    assert made.told == []
+    assert made.told == [TOLD]
+
+
+def test_the_other_process_is_at_work_while_this_one_does_something_else(made, monkeypatch):
+    """This one waits, in its `with` block, until all is compiled."""
+    monkeypatch.setattr(Job, "compile", lambda job: pytest.fail("not left to it"))
+    jobs = [made.job(name) for name in NAMES]
+    last, done = precompile._feed, threading.Event()
+    monkeypatch.setattr(precompile, "_feed", lambda *arguments: last(*arguments) or done.set())
+    with compiling(jobs, made.told.append):
+        assert made.told == [TOLD], "it is told before it begins"
+        assert done.wait(120)
+        assert {job.mark() for job in jobs} < {path.name for path in made.marks.iterdir()}
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, OSError])
+def test_what_goes_wrong_meanwhile_ends_the_other_process_and_lets_the_next_one_in(made, fault):
+    threads = threading.active_count()
+    with pytest.raises(fault), compiling([made.job(name) for name in NAMES], made.told.append):
+        raise fault
+    assert threading.active_count() == threads
+    with FileLock(made.marks / "lock", timeout=0):
+        pass
 
 
 @pytest.mark.parametrize(

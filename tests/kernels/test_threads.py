@@ -14,17 +14,18 @@ from millpond.kernels import threads
 from millpond.kernels.threads import (
     CACHE_LINE,
     cgroup_quota,
-    enter,
-    leave,
     new_sync,
     phases_walked,
-    share_of,
     shared_items,
     start_phases,
-    take,
     thread_count,
     time_phases,
     usable_cores,
+)
+
+# those in use have no way in from Python
+enter, leave, share_of, take = (
+    njit(each.py_func, nogil=True) for each in (threads.enter, threads.leave, threads.share_of, threads.take)
 )
 
 

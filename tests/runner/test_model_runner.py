@@ -55,14 +55,14 @@ def checked_forward(monkeypatch):
     forward = model_runner.forward
 
     def checked(entry, tiles, weights, cache, batch, scratch):
-        blocks = cache.keys.shape[1]
-        assert len(batch.tokens) <= len(scratch.hidden)
-        assert batch.sampled.size <= len(scratch.logits)
-        if len(batch.tokens):
-            assert 0 <= batch.tokens.min() <= batch.tokens.max() < scratch.logits.shape[1]
-            assert 0 <= batch.positions.min() <= batch.positions.max() < weights.cosine.shape[1]
-            assert 0 <= batch.slots.min() <= batch.slots.max() < 16 * blocks
-            assert 0 <= batch.tables.min() <= batch.tables.max() < blocks
+        step, room, blocks = batch.fields, scratch.fields, cache.fields.keys.shape[1]
+        assert len(step.tokens) <= len(room.hidden)
+        assert step.sampled.size <= len(room.logits)
+        if len(step.tokens):
+            assert 0 <= step.tokens.min() <= step.tokens.max() < room.logits.shape[1]
+            assert 0 <= step.positions.min() <= step.positions.max() < weights.fields.cosine.shape[1]
+            assert 0 <= step.slots.min() <= step.slots.max() < 16 * blocks
+            assert 0 <= step.tables.min() <= step.tables.max() < blocks
         forward(entry, tiles, weights, cache, batch, scratch)
 
     monkeypatch.setattr(model_runner, "forward", checked)

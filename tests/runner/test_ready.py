@@ -5,7 +5,7 @@ import pytest
 from after_ready import in_a_process
 from tiny_llama import write_tiny_llama
 
-ENTRIES = ("model.forward.forward", "model.forward.walk", "runner.sampler_kernels.sample_rows")
+ENTRIES = ("model.forward.walk_together", "model.forward.walk", "runner.sampler_kernels.sample_rows")
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     try:
-        sys.exit(run(sys.argv[1:], dict(os.environ)))
+        sys.exit(run(sys.argv[1:], os.environ))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 

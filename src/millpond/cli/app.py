@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from importlib.metadata import version as package_version
 from typing import Annotated
 
@@ -16,6 +16,7 @@ from millpond.cli.naming import in_options
 from millpond.cli.options import examples
 from millpond.cli.settings import Settings
 from millpond.errors import ConfigError, InvalidRequestError, MillpondError
+from millpond.source_hash import kernels_below
 from millpond.version import __version__
 
 INTERRUPTED = 130
@@ -64,11 +65,12 @@ for module in (serve, top, generate, chat, pull, doctor, bench, simulate, sweep,
     module.register(app)
 
 
-def run(arguments: Sequence[str], environment: dict[str, str]) -> int:
+def run(arguments: Sequence[str], environment: MutableMapping[str, str]) -> int:
     """Carry out one call of the command. Returns its exit code: 0, 1 (an error), 2 (wrong usage) or 130 (Ctrl-C)."""
     settings = Settings()
     try:
         settings = Settings.from_environment(environment)
+        _place_kernels(settings, environment)
         return app(list(arguments), prog_name="millpond", standalone_mode=False, obj=settings) or 0
     except typer.TyperException as error:
         return _complain(error.format_message(), error.exit_code)
@@ -78,6 +80,13 @@ def run(arguments: Sequence[str], environment: dict[str, str]) -> int:
         return _complain(_message(error, arguments), 1)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+
+
+def _place_kernels(settings: Settings, environment: MutableMapping[str, str]) -> None:
+    """Have Numba, which looks at the environment when it is imported, keep what it compiles below our cache folder,
+    unless it was told of another."""
+    if settings.cache_folder is not None and not environment.get("NUMBA_CACHE_DIR"):
+        environment["NUMBA_CACHE_DIR"] = str(kernels_below(settings.cache_folder))
 
 
 def _message(error: Exception, arguments: Sequence[str]) -> str:

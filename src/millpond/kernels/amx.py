@@ -5,11 +5,12 @@ the bits are the same.
 """
 
 from llvmlite.ir import Constant, FunctionType, VoidType
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from millpond.kernels.isa import AVX512
+from millpond.kernels.jit import inner
 from millpond.kernels.matmul import (
     AMX_ROWS,
     GROUP,
@@ -196,13 +197,13 @@ def many_rows_tile(
     return types.void(*[types.int64] * 14), codegen
 
 
-@njit(cache=True, nogil=True)
+@inner
 def make_signed(kind, w, groups, signed):
     """signed_tile as a function to be compiled on its own, once for each kind."""
     signed_tile(kind, w, groups, signed)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def many_rows(rows, add, a, lda, w, sums, ldsums, outliers, outlier_count, c, ldc, groups, near, near_count):
     """many_rows_tile as a function to be compiled on its own."""
     many_rows_tile(rows, add, a, lda, w, sums, ldsums, outliers, outlier_count, c, ldc, groups, near, near_count)

@@ -4,12 +4,13 @@ A row's products are summed up in the same order whatever rows are beside it: al
 block by block for a value.
 """
 
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from millpond.kernels.amx import AMX_ROWS, configure, load_tile, room, store_tile, tile_call
 from millpond.kernels.attention_int8 import BLOCK
 from millpond.kernels.isa import AVX512
+from millpond.kernels.jit import inner
 from millpond.kernels.simd import F32, I64, V16F32, V16I32, Ir
 
 # The layouts of attention.py are operands as they stand: the keys of a block, 32 dimensions after the other, and the
@@ -141,13 +142,13 @@ def values_tile(typingctx, head_dim, rows, p, ldp, table, blocks, v, block_bytes
     return types.void(head_dim, *[types.int64] * 10), codegen
 
 
-@njit(cache=True, nogil=True)
+@inner
 def all_scores(head_dim, rows, q, ldq, k, v, block_bytes, table, blocks, scores, ldscores):
     """scores_tile as a function to be compiled on its own, once for each head_dim."""
     scores_tile(head_dim, rows, q, ldq, k, v, block_bytes, table, blocks, scores, ldscores)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def all_values(head_dim, rows, p, ldp, table, blocks, v, block_bytes, factors, o, ldo):
     """values_tile as a function to be compiled on its own, once for each head_dim."""
     values_tile(head_dim, rows, p, ldp, table, blocks, v, block_bytes, factors, o, ldo)

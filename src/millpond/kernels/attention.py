@@ -7,11 +7,12 @@ from functools import partial, reduce
 
 import numpy as np
 from llvmlite.ir import Constant
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from millpond.kernels.attention_int8 import BLOCK, DIMS, put_probabilities, score_dims, value_block
 from millpond.kernels.isa import AVX512, PORTABLE
+from millpond.kernels.jit import compiled, inner
 from millpond.kernels.link import call
 from millpond.kernels.matmul import LINE, fetch
 from millpond.kernels.pointwise import cap_row
@@ -206,13 +207,13 @@ def value_tile(typingctx, isa, kv, rows, vectors, p, ldp, table, blocks, v, bloc
     return types.void(isa, kv, rows, vectors, *[types.int64] * 10), codegen
 
 
-@njit(cache=True, nogil=True)
+@inner
 def score(isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, head_dim):
     """score_tile as a function to be compiled on its own, once for each (isa, kv, rows)."""
     score_tile(isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, head_dim)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def softmax(isa, kv, windowed, scale, start, scores, length, blocks, table, v_scales, block_bytes, factor):
     """softmax_row as a function to be compiled on its own, once for each (isa, kv, windowed); 1 / sum goes to the
     float32 at address `factor`."""
@@ -220,19 +221,19 @@ def softmax(isa, kv, windowed, scale, start, scores, length, blocks, table, v_sc
     put_float(factor, total)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def value(isa, kv, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim):
     """value_tile as a function to be compiled on its own, once for each (isa, kv, rows, vectors)."""
     value_tile(isa, kv, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def cap_scores(x, scale, cap, count):
     """cap_row as a function to be compiled on its own."""
     cap_row(x, scale, cap, count)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def attend(
     tiles, keys, values, key_scales, value_scales, kv_head, rows, per_token, length, table,
     q, q_bytes, o, head_dim, scale, window, cap, scores, factors, next_keys, next_table, next_blocks,

@@ -1,51 +1,43 @@
-"""Where compiled kernels are kept: one folder per version of the sources, of Numba and of llvmlite.
+"""Where compiled kernels are kept: in the user's cache folder, or where NUMBA_CACHE_DIR says."""
 
-Numba does not rebuild a cached function when a callee in another file or the code of an intrinsic
-changes, so the folder's name is a hash over all of them.
-"""
-
-import hashlib
+import atexit
+import os
+import shutil
+import sys
 import tempfile
 from pathlib import Path
 
-import llvmlite
 import numba
-import numpy
 import platformdirs
 
-SOURCE_FOLDERS = ("kernels", "model", "runner")
-
-
-def source_hash(folders: tuple[str, ...] = SOURCE_FOLDERS) -> str:
-    """Hash of every source in the folders, by default of all that ends up in compiled code, and of the versions that
-    compile it."""
-    package = Path(__file__).parent.parent
-    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__} {numpy.__version__}".encode())
-    for folder in folders:
-        for path in sorted((package / folder).glob("*.py")):
-            digest.update(path.name.encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def cache_folder() -> Path:
-    """The folder for this version's kernels under the user's cache folder."""
-    return Path(platformdirs.user_cache_dir("millpond")) / "kernels" / source_hash()
+from millpond.source_hash import kernels_below
 
 
 def use_cache_folder() -> None:
-    """Point Numba at the cache folder, or at a temporary one where it cannot be written; a user's setting wins."""
-    if numba.config.CACHE_DIR:
-        return
-    folder = cache_folder()
+    """Point Numba at the cache folder, a user's own if one is set. Where it cannot be written, that is said, and a
+    temporary one serves until the process ends."""
+    folder = Path(numba.config.CACHE_DIR or kernels_below(platformdirs.user_cache_path("millpond")))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except OSError:
-        # a new folder, since compiled code is loaded from it: one that was there may be another user's
-        folder = Path(tempfile.mkdtemp(prefix="millpond-kernels-"))
+    except OSError as error:
+        folder = _temporary()
+        reason = f"compiled kernels cannot be kept, so every start compiles them: {error}"
+        print(f"millpond: {reason} (MILLPOND_CACHE names another folder)", file=sys.stderr)
     numba.config.CACHE_DIR = str(folder)
+
+
+def _temporary() -> Path:
+    """A new folder, since compiled code is loaded from it: one that was there may be another user's."""
+    folder, owner = Path(tempfile.mkdtemp(prefix="millpond-kernels-")), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # not a child's
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
 
 
 def folder_in_use() -> Path:

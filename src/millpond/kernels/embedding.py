@@ -1,8 +1,8 @@
 """A token's row of the embedding, read out of the tiles that the head uses, so that tied weights are held once."""
 
 import numpy as np
-from numba import njit
 
+from millpond.kernels.jit import compiled, inner, merged
 from millpond.kernels.matmul import (
     BASES_AT,
     BF16,
@@ -24,14 +24,14 @@ from millpond.kernels.matmul import (
 from millpond.kernels.simd import byte_at, float_at, float_from_bits, short_at
 
 
-@njit(cache=True, nogil=True)
+@inner
 def half(bits):
     """float16 bits as float32, exactly: shifted into a float32's place, times the difference of the biases, 2**112."""
     magnitude = float_from_bits(np.int32((bits & 0x7FFF) << 13)) * np.float32(2.0**112)
     return -magnitude if bits & 0x8000 else magnitude
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def embed(layer, token, target):
     """target[:depth] = row `token` of the matrix that the descriptor `layer` stands for; float32."""
     kind, depth = layer[KIND], layer[DEPTH]
@@ -48,7 +48,7 @@ def embed(layer, token, target):
             target[k] = float_at(w + k * 192)
 
 
-@njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@merged
 def _embed_integers(kind, depth, tile, column, weights, target):
     for g in range(depth // GROUP):
         w = weights + (tile * (depth // GROUP) + g) * group_bytes(kind)
@@ -58,7 +58,7 @@ def _embed_integers(kind, depth, tile, column, weights, target):
             target[g * GROUP + k] = scale * np.float32(code - ZERO_CODE)
 
 
-@njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@merged
 def _code_of_nibble(w, column, k):
     """The code of input k of a group of a U4 tile at address w."""
     nibble = byte_at(w + (k // 8 * COLUMNS + column) * 4 + (k % 4 ^ 1)) >> (k // 4 % 2 * 4) & 15

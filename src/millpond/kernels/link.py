@@ -1,7 +1,7 @@
 """Calling compiled code by its address. A tile compiled on its own is optimised once; inlined into its callers it
 would be optimised again in each of them, and the first start would take a minute instead of seconds."""
 
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -14,16 +14,6 @@ def entry_point(dispatcher, *argument_types) -> int:
     dispatcher.compile(argument_types)
     overload = dispatcher.overloads[argument_types]
     return overload.library.get_pointer_to_function(overload.fndesc.llvm_func_name)
-
-
-def inner_copy(dispatcher):
-    """The same function for compiled callers alone: without a way in from Python it compiles in half the time.
-
-    It is in its callers' cache as a whole; one of its own would be the cache of the function that it was made from.
-    """
-    options = {**dispatcher.targetoptions, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    options.pop("nopython", None)
-    return njit(**options)(dispatcher.py_func)
 
 
 def plain(kind):

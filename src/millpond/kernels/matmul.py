@@ -9,9 +9,10 @@ from functools import partial
 
 import numpy as np
 from llvmlite.ir import Constant, Undefined
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
+from millpond.kernels.jit import compiled, inner, merged
 from millpond.kernels.link import call
 from millpond.kernels.simd import F32, I32, I64, V16F32, V16I8, V16I16, V16I32, V32I16, V64I8, Ir, address, vector
 from millpond.kernels.threads import shared_items
@@ -287,7 +288,7 @@ def fetch(typingctx, start, lines):
     return types.void(types.int64, types.int64), codegen
 
 
-@njit(cache=True, nogil=True)
+@inner
 def gemm(
     isa, kind, rows, blocks, add, a, lda, w, sums, ldsums, outliers, outlier_count, c, ldc, groups,
     near, near_count, unpacked,
@@ -299,7 +300,7 @@ def gemm(
     )  # fmt: skip
 
 
-@njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@inner
 def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch):
     """Rows first..last of one tile of a linear layer, while the weights that follow are fetched from memory.
 
@@ -341,7 +342,7 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch):
             kind, w = NEAR_U8, address(scratch)
 
 
-@njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@merged
 def many_rows_through(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch):
     """linear_tile for many rows by AMX (amx.py)."""
     kind, groups, rows, count = layer[KIND], layer[DEPTH] // GROUP, last - first, layer[OUTLIER_COUNT]
@@ -357,14 +358,14 @@ def many_rows_through(tiles, layer, tile, first, last, inputs, sums, c, ldc, scr
     )  # fmt: skip
 
 
-@njit(cache=True, nogil=True)
+@inner
 def input_stride(layer):
     """Bytes from one prepared input row of a layer to the next: the row, and a line so that rows do not share sets."""
     kind, depth = layer[KIND], layer[DEPTH]
     return 64 + depth * (1 if kind <= U8 else 2 if kind == BF16 else 4)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def group_bytes(kind):
     """Of a tile: 64 inputs, or 32 where a tile is not integers."""
     if kind in (U4, FIRST_U4):
@@ -374,7 +375,7 @@ def group_bytes(kind):
     return SHORT_SUM * (96 if kind == BF16 else 192)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def linear(tiles, sync, thread, layer, rows, inputs, sums, outputs, scratch):
     """outputs[:rows] = (where the layer adds, +=) inputs[:rows] @ W.T, shared out by tile and block of rows."""
     across, block, ldc = layer[COLUMN_COUNT] // COLUMNS, rows_at_once(rows, len(sync) // 2), outputs.strides[0]
@@ -384,7 +385,7 @@ def linear(tiles, sync, thread, layer, rows, inputs, sums, outputs, scratch):
         linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def rows_at_once(rows, threads):
     """How many rows go through a tile at a time. Where there are enough of them, the blocks are such that a thread's
     share of a linear layer is the same rows as in the phases before and after, which are then in its own caches."""

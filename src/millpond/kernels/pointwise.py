@@ -8,6 +8,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from millpond.kernels.attention_int8 import put_key_int8, put_value_int8
+from millpond.kernels.jit import OPTIONS, compiled
 from millpond.kernels.matmul import BF16, DEPTH, GROUP, KIND, MAGNITUDES, OUTLIER_COUNT, OUTLIERS, U8, ZERO_CODE
 from millpond.kernels.simd import (
     F32,
@@ -216,7 +217,7 @@ def swiglu_row(typingctx, gate, up, target, count):
     return types.void(*[types.int64] * 4), codegen
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def prepare(layer, x, first, target, sums):
     """The channels first, first + 1, ... (whole groups; float32 x, overwritten) of a row as a linear layer's input.
 
@@ -243,7 +244,7 @@ def prepare(layer, x, first, target, sums):
         copy_row(address(x), target + 4 * first, x.size // 16)
 
 
-@njit(cache=True, nogil=True, fastmath=RELAXED)
+@njit(cache=True, fastmath=RELAXED, **OPTIONS)
 def rms_norm(x, gain, epsilon, target):
     """target = x / sqrt(mean(x**2) + epsilon) * gain; float32 rows. Not a number where the squares overflow."""
     total = np.float32(0)
@@ -277,7 +278,7 @@ def rotate_row(typingctx, x, cosine, sine, target, half):
     return types.void(*[types.int64] * 5), codegen
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def rotate(x, cosine, sine, target):
     """Rotary embedding of one head: pairs are (x[i], x[i + half]); cosine, sine: float32 [half] of the position."""
     rotate_row(address(x), address(cosine), address(sine), address(target), cosine.size)
@@ -321,14 +322,14 @@ def put_value(typingctx, x, target, count):
     return types.void(*[types.int64] * 3), codegen
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def to_bf16(x):
     """A float32 as bfloat16 bits, to nearest even."""
     bits = np.int64(float_bits(x)) & 0xFFFFFFFF
     return np.uint16((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def write_key(x, block, scales, offset):
     """Put a head's key at one of the 16 positions of its block (attention.py; bfloat16 has an axis for the pairs, a
     block of 8 bits is a run of bytes, and its scales another)."""
@@ -341,7 +342,7 @@ def write_key(x, block, scales, offset):
             block[d, offset] = x[d]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def write_value(x, block, scales, offset, cleared):
     """Put a head's value at one of the 16 positions of its block, and zeros at the next `cleared` positions.
 

@@ -5,6 +5,7 @@ index of a function's compiled code would lose an entry if two processes wrote i
 """
 
 import contextlib
+import gc
 import hashlib
 import pickle
 import subprocess
@@ -81,42 +82,57 @@ def compile_missing(jobs: Sequence[Job], notify: Notify) -> None:
 
     What is there is marked by a file, so that this takes no time at later starts.
     """
+    with compiling(jobs, notify):
+        pass
+
+
+@contextlib.contextmanager
+def compiling(jobs: Sequence[Job], notify: Notify) -> Iterator[None]:
+    """compile_missing, of which the other process does what it can while this one does what is in the `with` block."""
     marks = folder_in_use() / "compiled"
     if not _missing(jobs, marks):
+        yield
         return
+    with contextlib.ExitStack() as stack:
+        finish = _begin(jobs, marks, stack, notify)
+        yield
+        finish()
+
+
+def _begin(jobs: Sequence[Job], marks: Path, stack: contextlib.ExitStack, notify: Notify) -> Callable[[], None]:
+    """Have the other process begin, unless one that was started by somebody else has begun already; the stack ends it.
+    Returns what does the rest of the jobs."""
+    lock = FileLock(marks / "lock")
     try:
         marks.mkdir(parents=True, exist_ok=True)
-        with _alone(FileLock(marks / "lock"), notify):
-            _compile_all(_missing(jobs, marks), marks)
+        lock.acquire(timeout=0)
+    except Timeout:
+        return lambda: _after_another(jobs, marks, lock, notify)
     except OSError as error:
         notify(f"compiled kernels cannot be kept in {marks.parent}, so every start compiles them: {error}")
+        return lambda: None
+    stack.callback(lock.release)
+    notify("compiling kernels for this processor (once for each kind of model; ten seconds or more) ...")
+    waiting = deque(_missing(jobs, marks))
+    if len(waiting) >= LEAST_JOBS and usable_cores() > 1 and sys.executable:
+        stack.enter_context(_shared(waiting, marks))
+    return lambda: _work_off(waiting, marks)
 
 
 def _missing(jobs: Sequence[Job], marks: Path) -> list[Job]:
     return [job for job in jobs if not (marks / job.mark()).exists()]
 
 
-@contextlib.contextmanager
-def _alone(lock: FileLock, notify: Notify) -> Iterator[None]:
-    """Hold the lock: what the process that had it has compiled need not be compiled again. One that keeps it for ever
-    is no longer waited for."""
+def _after_another(jobs: Sequence[Job], marks: Path, lock: FileLock, notify: Notify) -> None:
+    """Wait for the process that compiles, and do what it has left. One that keeps the lock for ever is no longer waited
+    for."""
+    notify("another process is compiling kernels for this processor; waiting for it ...")
+    with contextlib.suppress(Timeout):
+        lock.acquire(timeout=LONGEST_WAIT)
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        notify("another process is compiling kernels for this processor; waiting for it ...")
-        with contextlib.suppress(Timeout):
-            lock.acquire(timeout=LONGEST_WAIT)
-    try:
-        yield
+        _work_off(deque(_missing(jobs, marks)), marks)
     finally:
         lock.release()
-
-
-def _compile_all(jobs: Sequence[Job], marks: Path) -> None:
-    waiting = deque(jobs)
-    if len(jobs) >= LEAST_JOBS and usable_cores() > 1 and sys.executable:
-        _share(waiting, marks)
-    _work_off(waiting, marks)
 
 
 def _work_off(waiting: deque[Job], marks: Path) -> None:
@@ -132,15 +148,21 @@ def _next(waiting: deque[Job]) -> Job | None:
         return None
 
 
-def _share(waiting: deque[Job], marks: Path) -> None:
-    """Work off the jobs together with another process. If that one fails, its job is back among those waiting."""
+@contextlib.contextmanager
+def _shared(waiting: deque[Job], marks: Path) -> Iterator[None]:
+    """Have another process work at the jobs, until there are none. If it fails, its job is back among those waiting."""
     command = [sys.executable, "-c", START, str(folder_in_use()), *sys.path]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with contextlib.suppress(OSError), subprocess.Popen(command, **pipes) as process:
+    try:
+        process = subprocess.Popen(command, **pipes)
+    except OSError:
+        yield
+        return
+    with process:
         feeder = Thread(target=_feed, args=(process, waiting, marks))
         feeder.start()
         try:
-            _work_off(waiting, marks)
+            yield
         except BaseException:
             process.kill()
             raise
@@ -168,7 +190,9 @@ def _feed(process: subprocess.Popen[bytes], waiting: deque[Job], marks: Path) ->
 
 
 def take_jobs(source: BinaryIO, target: BinaryIO) -> None:
-    """The other process: compile each job that comes in, and say so, until no more come."""
+    """The other process: compile each job that comes in, and say so, until no more come. Nothing that it makes is
+    garbage before it ends."""
+    gc.disable()
     while True:
         try:
             job: Job = pickle.load(source)

@@ -21,6 +21,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from millpond.errors import ConfigError
+from millpond.kernels.jit import INNER, compiled, inner
 from millpond.kernels.simd import I32, I64, address, int_at
 
 CACHE_LINE = 8  # int64 per 64 bytes
@@ -182,7 +183,7 @@ def phases_walked(sync: NDArray[np.int64]) -> int:
     return int(sync[-1, 0])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def start_phases(sync):
     """Set everything to 0, before the threads start (a function of its own, or Numba makes it a parallel loop)."""
     sync[:, :2] = 0
@@ -190,7 +191,7 @@ def start_phases(sync):
         clock_into(sync[-1, 2])
 
 
-@njit(cache=True, nogil=True)
+@inner
 def enter(sync, thread, items):
     """Enter the next phase, of so many items; returns its number."""
     own = len(sync) // 2 + 1 + thread
@@ -199,7 +200,7 @@ def enter(sync, thread, items):
     return sync[own, 0]
 
 
-@njit(cache=True, nogil=True)
+@inner
 def share_of(sync, owner, items):
     """The first of a phase's items that fall to a thread, and how many: the threads' shares lie side by side."""
     threads = len(sync) // 2
@@ -207,7 +208,7 @@ def share_of(sync, owner, items):
     return first, (owner + 1) * items // threads - first
 
 
-@njit(cache=True, nogil=True)
+@inner
 def take(sync, owner, phase, share, count):
     """The first of the next `count` items of an owner's share (0, 1, 2, ...); -1 where all are taken."""
     where = address(sync) + 8 * CACHE_LINE * (1 + owner)
@@ -222,7 +223,7 @@ def take(sync, owner, phase, share, count):
     return -1
 
 
-@njit(cache=True, nogil=True)
+@inner
 def leave(sync, thread, done):
     """Say that this thread did so many items of its phase, and return once all items of the phase are done."""
     where, spins, own = address(sync), 0, sync[len(sync) // 2 + 1 + thread]
@@ -242,7 +243,7 @@ def leave(sync, thread, done):
             clock_into(reading)
 
 
-@njit(nogil=True)  # not cached: Numba cannot call a generator that it has loaded; in its callers' cache it is whole
+@njit(**INNER)  # not cached: Numba cannot call a generator that it has loaded; in its callers' cache it is whole
 def shared_items(sync, thread, items):
     """The items of a phase that this thread does: its own share, then what is left of the others'. At its end, all
     items of the phase are done."""

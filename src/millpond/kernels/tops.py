@@ -5,9 +5,10 @@ from functools import partial
 
 import numpy as np
 from llvmlite.ir import Constant, Undefined
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
+from millpond.kernels.jit import inner
 from millpond.kernels.matmul import COLUMNS, ROWS, VECTORS
 from millpond.kernels.simd import I32, I64, V16F32, V16I32, Ir, address, float_bits, float_from_bits, vector
 
@@ -100,7 +101,7 @@ def _largest(ir, peaks):
     return [b.extract_element(values, I32(i * (16 // count))) for i in range(count)]
 
 
-@njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@inner
 def largest(x):
     """The largest of some float32, or not a number where one of them is not; -infinity of none."""
     top = np.int32(LEAST_RANK)
@@ -110,7 +111,7 @@ def largest(x):
     return float_from_bits(word_of(top))
 
 
-@njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@inner
 def row_tops(row, tops):
     """tops[t] = the largest of tile t of a row, the last tile being what is left of it."""
     whole = row.size // COLUMNS

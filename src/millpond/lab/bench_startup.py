@@ -60,7 +60,7 @@ def measure_startup(
     Raises EngineError, with what the server said, where one does not come up.
     """
     with TemporaryDirectory(prefix="millpond-startup-") as folder:
-        cached = {**environment, "MILLPOND_CACHE": folder, "NUMBA_CACHE_DIR": str(Path(folder) / "kernels")}
+        cached = {**environment, "MILLPOND_CACHE": folder, "NUMBA_CACHE_DIR": ""}
         command = [sys.executable, *SERVE, str(model), "--port", "0"]
         starts = []
         for number in range(1 + rounds):

@@ -167,6 +167,37 @@ def new_weights(config: ModelConfig, weights: ModelWeights, max_model_len: int) 
     )
 
 
+def no_weights(config: ModelConfig) -> Weights:
+    """Weights of no size, of the types that new_weights gives: for compiling before there are weights."""
+    none = [np.empty((0,) * axes, np.float32) for axes in range(4)]
+    numbers = [np.empty((0,) * axes, np.int64) for axes in range(4)]
+    return Weights(
+        layers=numbers[3],
+        embedding=numbers[1],
+        head=numbers[1],
+        norms=none[2],
+        after=none[2],
+        biases=none[2],
+        query_key_norms=none[2],
+        cosine=none[3],
+        sine=none[3],
+        turns=numbers[1],
+        windows=numbers[1],
+        epsilon=np.float32(config.norm_epsilon),
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        ffn_size=config.ffn_size,
+        **_options(config),
+    )
+
+
+def no_batch() -> Batch:
+    """A step of no rows."""
+    none, lists = np.empty(0, np.int64), np.empty((0, 0), np.int64)
+    return Batch(none, none, none, none, lists, lists, none)
+
+
 def _options(config: ModelConfig) -> dict[str, Any]:
     block = config.block
     usual = np.float32(1) / np.sqrt(np.float32(config.head_dim))

@@ -6,11 +6,13 @@ route | choose | sort | gather | gate * up | down | sum
 """
 
 import numpy as np
-from numba import njit, typeof, types
+from numba import types
 
-from millpond.kernels.link import entry_point, inner_copy
+from millpond.kernels.jit import inner, inner_copy
+from millpond.kernels.link import entry_point
 from millpond.kernels.matmul import COLUMN_COUNT, COLUMNS, ROW_BLOCK, UNIT, input_stride, linear, linear_tile
 from millpond.kernels.pointwise import copy_row, prepare, swiglu_row
+from millpond.kernels.reference import reference_to
 from millpond.kernels.simd import address
 from millpond.kernels.threads import shared_items
 
@@ -21,11 +23,10 @@ ROUTER, FIRST_GATE_UP, FIRST_DOWN = 2, 3, 4
 STARTS, ROW_OF, EXPERT_OF, SLOT_OF = range(4)
 NUM_SLOT_LISTS = 4
 
-inner = njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 linear, prepare = inner_copy(linear), inner_copy(prepare)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def experts(thread, tiles, weights, layer, rows, scratch):
     """The FFN of a layer for rows that are prepared for its router; what it gives goes to scratch.branch."""
     sync, unpacked = scratch.sync, scratch.unpacked[thread]
@@ -41,8 +42,8 @@ def experts(thread, tiles, weights, layer, rows, scratch):
 
 def link_experts(tiles, weights, scratch, link=entry_point):
     """Compile (or load) `experts` for these arguments' types; returns its address. link does it, as in load_tiles."""
-    kinds = (typeof(each) for each in (tiles, weights, weights.layers[0]))
-    return link(experts, types.int64, *kinds, types.int64, typeof(scratch))
+    kinds = reference_to(tiles), reference_to(weights), types.Array(types.int64, 2, "C")
+    return link(experts, types.int64, *kinds, types.int64, reference_to(scratch))
 
 
 @inner

@@ -10,7 +10,8 @@ from numba import njit, prange, typeof, types
 from millpond.kernels.attention import BLOCK, attend
 from millpond.kernels.attention_int8 import quantise_query
 from millpond.kernels.embedding import embed
-from millpond.kernels.link import call, entry_point, inner_copy
+from millpond.kernels.jit import OPTIONS, inner, inner_copy, merged
+from millpond.kernels.link import call, entry_point
 from millpond.kernels.matmul import (
     COLUMN_COUNT,
     COLUMNS,
@@ -39,6 +40,7 @@ from millpond.kernels.pointwise import (
     write_key,
     write_value,
 )
+from millpond.kernels.reference import reference_to
 from millpond.kernels.simd import address
 from millpond.kernels.threads import shared_items, start_phases
 from millpond.kernels.tops import note_tops
@@ -46,28 +48,38 @@ from millpond.kernels.tops import note_tops
 QKV, OUT, GATE_UP, DOWN = range(4)
 
 
-# For functions that only compiled code calls: without a way in from Python they compile in half the time. What they
-# call has one where it was made, for whoever wants to try it alone.
-inner = njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-attend, embed, linear, prepare = (inner_copy(each) for each in (attend, embed, linear, prepare))
+# The originals have a way in from Python, for whoever wants to try them alone.
+attend, embed = (inner_copy(each, inline="always") for each in (attend, embed))
+linear, prepare = inner_copy(linear), inner_copy(prepare)
 rms_norm, rotate, write_key, write_value = (inner_copy(each) for each in (rms_norm, rotate, write_key, write_value))
+start_phases = inner_copy(start_phases)
 
 
-@njit(cache=True, nogil=True, parallel=True)
 def forward(entry, tiles, weights, cache, batch, scratch):
     """Run one step: writes the rows' K/V into the cache and the sampled rows' logits into scratch.logits, the largest
-    of each of the head's tiles into scratch.tops.
+    of each of the head's tiles into scratch.tops. All but entry are Referred.
 
     entry: the address of `walk`, from `link_forward`.
     """
-    start_phases(scratch.sync)
-    for thread in prange(tiles.threads):
+    addresses = tiles.address, weights.address, cache.address, batch.address, scratch.address
+    walk_together(entry, tiles.fields.threads, scratch.fields.sync, *addresses)
+
+
+@njit(cache=True, parallel=True, **OPTIONS)
+def walk_together(entry, threads, sync, tiles, weights, cache, batch, scratch):
+    """`walk` in each of so many threads. The same for all models: what they differ in is behind the addresses."""
+    start_phases(sync)
+    for thread in prange(threads):
         call(entry, thread, tiles, weights, cache, batch, scratch)
 
 
 def link_forward(tiles, weights, cache, batch, scratch, link=entry_point):
-    """Compile (or load) `walk` for these arguments' types; returns its address. link does it, as in load_tiles."""
-    return link(walk, types.int64, *(typeof(each) for each in (tiles, weights, cache, batch, scratch)))
+    """Compile (or load) what a step calls, for such arguments; returns the address of `walk`. link does it, as in
+    load_tiles."""
+    kinds = reference_to(tiles), reference_to(weights), reference_to(cache, any_strides=True)
+    entry = link(walk, types.int64, *kinds, reference_to(batch), reference_to(scratch))
+    link(walk_together, types.int64, types.int64, typeof(scratch.sync), *[types.int64] * 5)
+    return entry
 
 
 @inner
@@ -102,7 +114,7 @@ def walk(thread, tiles, weights, cache, batch, scratch):
     head_tiles(tiles, thread, weights, rows, scratch)
 
 
-@inner
+@merged
 def embed_rows(thread, weights, batch, scratch):
     for m in shared_items(scratch.sync, thread, batch.tokens.size):
         embed(weights.embedding, batch.tokens[m], scratch.hidden[m])
@@ -129,7 +141,7 @@ def norm_rows(thread, weights, n, layer, rows, hidden, scratch):
         prepare(layer, row[:size], np.int64(0), place, address(scratch.sums[m]))
 
 
-@inner
+@merged
 def finish_row(weights, i, qkv):
     """A row of q k v with its biases, its queries and keys with their norms."""
     dim, turned = weights.head_dim, (weights.num_heads + weights.num_kv_heads) * weights.head_dim
@@ -145,7 +157,7 @@ def finish_row(weights, i, qkv):
             first = end
 
 
-@inner
+@merged
 def rotate_rows(thread, weights, i, keys, values, key_scales, value_scales, batch, scratch):
     """Rotate queries and keys; queries go to [kv_head][row][head of the group], keys and values into their block."""
     dim, per_kv, turn = weights.head_dim, weights.num_heads // weights.num_kv_heads, weights.turns[i]
@@ -173,7 +185,7 @@ def rotate_rows(thread, weights, i, keys, values, key_scales, value_scales, batc
             write_value(value, values[block, h], value_scales[block, h], offset, batch.cleared[m])
 
 
-@inner
+@merged
 def attend_groups(tiles, thread, weights, i, keys, values, key_scales, value_scales, batch, scratch):
     dim, kv_heads, window = weights.head_dim, weights.num_kv_heads, weights.windows[i]
     per_token = weights.num_heads // kv_heads
@@ -195,7 +207,7 @@ def attend_groups(tiles, thread, weights, i, keys, values, key_scales, value_sca
         )  # fmt: skip
 
 
-@inner
+@merged
 def gather_rows(thread, weights, layer, rows, is_last, sampled, scratch):
     """Attention's outputs, back from [kv_head][row], as the input of the o projection; in the last layer those of the
     sampled rows only, whose hidden state moves to scratch.last."""
@@ -211,7 +223,7 @@ def gather_rows(thread, weights, layer, rows, is_last, sampled, scratch):
         prepare(layer, row[: layer[DEPTH]], np.int64(0), place, address(scratch.sums[n]))
 
 
-@inner
+@merged
 def gate_up_units(tiles, thread, weights, layer, rows, scratch):
     """gate and up for some rows and channels at once, and their product as the input of the down projection."""
     gate_up, down, room = layer[GATE_UP], layer[DOWN], scratch.ffn[thread]
@@ -234,7 +246,7 @@ def gate_up_units(tiles, thread, weights, layer, rows, scratch):
             prepare(down, row[:channels], unit * UNIT, place, address(scratch.ffn_sums[m]))
 
 
-@inner
+@merged
 def head_tiles(tiles, thread, weights, rows, scratch):
     """The logits, and each row's largest of every tile while these are still in this core's caches."""
     layer, cap = weights.head, weights.logit_cap

@@ -26,13 +26,13 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.kernels.cache import SOURCE_FOLDERS, source_hash
 from millpond.kernels.matmul import MOST_OUTLIERS
 from millpond.kernels.pack import size_side_by_side
 from millpond.load.progress import Progress, ignore
 from millpond.model.checkpoint import ModelFile
 from millpond.model.config import ModelConfig
 from millpond.model.weights import ModelWeights, assemble, layer_forms, linear_layers, load_weights
+from millpond.source_hash import SOURCE_FOLDERS, source_hash
 
 MAGIC = b"millpack"
 PREFIX = struct.Struct("<8sII")

@@ -112,9 +112,12 @@ def layer_rates(
 def layer_run(packed: Packed, rows: int) -> Callable[[Tiles, int], None]:
     """A function of tiles and a count that has the layer computed so many times on the same random rows."""
     layer = np.array(packed.descriptor(), np.int64)
-    inputs, sums = np.zeros(rows * input_stride(layer), np.uint8), np.zeros((rows, DEPTH // GROUP * 2), np.float32)
+    inputs, sums = (
+        np.zeros(rows * input_stride.py_func(layer), np.uint8),
+        np.zeros((rows, DEPTH // GROUP * 2), np.float32),
+    )
     for row, values in enumerate(np.random.default_rng(1).standard_normal((rows, DEPTH), dtype=np.float32)):
-        prepare(layer, values, 0, inputs.ctypes.data + row * input_stride(layer), sums[row].ctypes.data)
+        prepare(layer, values, 0, inputs.ctypes.data + row * input_stride.py_func(layer), sums[row].ctypes.data)
     outputs, scratch = np.zeros((rows, COLUMNS), np.float32), np.zeros(DEPTH // GROUP * U8_BYTES, np.uint8)
     sync = new_sync(1)
 

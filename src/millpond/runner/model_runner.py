@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 import numba
 import numpy as np
@@ -24,9 +23,8 @@ from millpond.core.step import (
 )
 from millpond.kernels.attention import BLOCK, GROUP_TOKENS
 from millpond.kernels.pack import Packed
-from millpond.kernels.precompile import Job, Wanted, compile_missing
-from millpond.kernels.tiles import Tiles, load_tiles
-from millpond.model import forward as forward_pass
+from millpond.kernels.reference import Referred
+from millpond.kernels.tiles import Tiles
 from millpond.model.arrays import (
     Batch,
     KVCache,
@@ -47,9 +45,10 @@ from millpond.model.experts import link_experts
 from millpond.model.forward import forward, link_forward
 from millpond.model.outliers import PROBE_TOKENS, find_outliers, probe_tokens, take_out
 from millpond.model.weights import ModelWeights
+from millpond.runner.compiled import tile_loader
 from millpond.runner.prompt_scores import NOT_FINITE_MESSAGE, PromptScorer, ScoredPrompts, Watcher, joined
 from millpond.runner.sampler import Sampler
-from millpond.runner.sampler_kernels import ALL_MASKED, NO_DRAFT, NOT_FINITE, sample_rows
+from millpond.runner.sampler_kernels import ALL_MASKED, NO_DRAFT, NOT_FINITE
 
 # Not every threading layer of Numba lets two threads enter a parallel region at once: one of them ends the process.
 ONE_REGION = threading.Lock()
@@ -89,7 +88,6 @@ class ModelRunner:
         vocab_size: int,
         max_drafts: int = 0,
         clock: Clock = time.monotonic,
-        notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._clock = clock
         self.config, self._packed, self._kv_dtype = config, packed, kv_storage(dtype, kv_dtype)
@@ -111,16 +109,17 @@ class ModelRunner:
         self.sampler = Sampler(max_num_seqs, vocab_size, self._scratch.logits.shape[1])
         self._special: dict[int, tuple[str, SamplingParams]] = {}
         self._prompts = PromptScorer(self.sampler.scorer, self._all_logits, len(self._scratch.logits))
-        self._link(tile_loader(config, packed, self._kv_dtype, isa, threads), notify)
+        self._link(tile_loader(config, packed.kinds, self._kv_dtype, isa, threads))
         self.outliers = self._take_out_outliers()
 
-    def _link(self, load: Callable[..., Tiles], notify: Callable[[str], None]) -> None:
-        """Compile, or load, what a step calls."""
-        compile_missing(self._jobs(load), notify)
-        self._tiles = load()
+    def _link(self, load: Callable[..., Tiles]) -> None:
+        """Load, or compile, what a step calls."""
+        tiles = load()
         if self.config.num_experts:
-            self._weights = self._weights._replace(experts=link_experts(self._tiles, self._weights, self._scratch))
-        self._entry = link_forward(self._tiles, self._weights, self._cache, self._batch(()), self._scratch)
+            self._weights = self._weights._replace(experts=link_experts(tiles, self._weights, self._scratch))
+        self._entry = link_forward(tiles, self._weights, self._cache, self._batch(()), self._scratch)
+        self._tiles = Referred(tiles)
+        self._own = Referred(self._weights), Referred(self._cache), Referred(self._scratch)
 
     def _take_out_outliers(self) -> tuple[NDArray[np.int64], ...]:
         """Tell the layers' descriptors of the outlier channels, those that came with the weights or a probe's."""
@@ -135,17 +134,6 @@ class ModelRunner:
         take_out(pairs, outliers)
         return outliers
 
-    def _jobs(self, tiles: Callable[..., Tiles]) -> list[Job]:
-        """Everything that a step calls, the longest to compile first."""
-        small, large = Wanted(), Wanted()
-        arguments = tiles(link=small), self._weights, self._cache, self._batch(()), self._scratch
-        entry = link_forward(*arguments, link=large)
-        if self.config.num_experts:
-            link_experts(arguments[0], self._weights, self._scratch, link=large)
-        large(sample_rows, *map(numba.typeof, self.sampler.no_rows()))
-        large(forward_pass.forward, *map(numba.typeof, (entry, *arguments)))
-        return large.jobs() + small.jobs()
-
     def _find_outliers(self, pairs: list[tuple[Packed, NDArray[np.int64]]]) -> tuple[NDArray[np.int64], ...]:
         """Probe on one thread, in a cache and a scratch of its own: the choice must not depend on any setting."""
         config, tokens = self.config, probe_tokens(self.config.vocab_size)
@@ -159,19 +147,21 @@ class ModelRunner:
         def probe() -> None:
             batch = self._batch([ScheduledRequest("probe", 0, 0, tuple(tokens), tuple(range(blocks)), True, 0)])
             batch = batch._replace(sampled=np.arange(count))
-            self._forward(batch, scratch, self._tiles._replace(threads=1), cache)
+            self._forward(batch, scratch, Referred(self._tiles.fields._replace(threads=1)), cache)
 
         return tuple(find_outliers(pairs, probe))
 
     def _forward(
-        self, batch: Batch, scratch: Scratch, tiles: Tiles | None = None, cache: KVCache | None = None
+        self, batch: Batch, scratch: Scratch, tiles: Referred[Tiles] | None = None, cache: KVCache | None = None
     ) -> None:
-        tiles = tiles or self._tiles
+        tiles, (weights, own_cache, own_scratch) = tiles or self._tiles, self._own
+        to_cache = own_cache if cache is None else Referred(cache)
+        to_scratch = own_scratch if scratch is self._scratch else Referred(scratch)
         # The width of a parallel region is a property of the thread that enters it, which need not be the one that
         # built this runner.
         with ONE_REGION:
-            numba.set_num_threads(tiles.threads)
-            forward(self._entry, tiles, self._weights, cache or self._cache, batch, scratch)
+            numba.set_num_threads(tiles.fields.threads)
+            forward(self._entry, tiles, weights, to_cache, Referred(batch), to_scratch)
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Run one step; a request whose logits are not finite gets a fault instead of a token."""
@@ -345,23 +335,6 @@ class ModelRunner:
         touch(self._cache, self._scratch, self._places[: min(self._first_blocks, self._num_blocks)])
         self.logits([0])
         self.sampler.warm_up()
-
-
-def tile_loader(
-    config: ModelConfig, packed: ModelWeights, kv_dtype: type[np.generic], isa: str, threads: int
-) -> Callable[..., Tiles]:
-    """What loads the tiles that a model needs."""
-    return partial(
-        load_tiles,
-        isa,
-        threads,
-        kinds=packed.kinds,
-        kv_dtype=kv_dtype,
-        heads_per_kv=config.heads_per_kv,
-        head_dim=config.head_dim,
-        windowed=config.has_windows,
-        capped=config.score_cap > 0,
-    )
 
 
 def is_special(admission: Admission) -> bool:

@@ -4,14 +4,15 @@ A request's mask is laid over the raw logits, then come penalties, then temperat
 what that makes likely.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millpond.core.step import Admission, TokenScore
+from millpond.kernels.link import entry_point
 from millpond.kernels.matmul import COLUMNS
+from millpond.kernels.reference import Referred
 from millpond.runner.masks import SlotMask
 from millpond.runner.sampler_kernels import (
     ALL_MASKED,
@@ -20,9 +21,11 @@ from millpond.runner.sampler_kernels import (
     IN_PROMPT,
     NO_DRAFT,
     NOT_FINITE,
+    Rows,
     Rules,
     Scratch,
-    sample_rows,
+    link_sampler,
+    sample_by,
 )
 from millpond.runner.scores import Scorer
 
@@ -46,26 +49,8 @@ class Sampler:
             )
         self.vocab_size = vocab_size
         self.logits_width = logits_width
-        self._rules = Rules(
-            temperature=np.zeros(max_num_seqs),
-            top_k=np.full(max_num_seqs, vocab_size),
-            top_p=np.ones(max_num_seqs),
-            min_p=np.zeros(max_num_seqs),
-            repetition=np.ones(max_num_seqs),
-            presence=np.zeros(max_num_seqs),
-            frequency=np.zeros(max_num_seqs),
-            seed=np.zeros(max_num_seqs, np.uint64),
-            penalised=np.zeros(max_num_seqs, np.bool_),
-            # Zeroed pages take no memory until a slot with penalties writes to them.
-            counts=np.zeros((max_num_seqs, vocab_size), np.int32),
-        )
-        self._scratch = Scratch(
-            penalised=np.empty(vocab_size, np.float32),
-            weights=np.empty(vocab_size, np.int64),
-            tops=np.empty(-(-vocab_size // COLUMNS), np.float32),
-            block_tops=np.empty(-(-vocab_size // BLOCK), np.float32),
-            ids=np.empty(BRACKET, np.int64),
-        )
+        self._rules, self._scratch = Referred(_new_rules(max_num_seqs, vocab_size)), Referred(_new_scratch(vocab_size))
+        self._entry = link_compiled()
         self._masks: dict[int, SlotMask] = {}
         self._num_top: dict[int, int] = {}
         self._raw_rows: dict[int, NDArray[np.float32]] = {}
@@ -76,7 +61,7 @@ class Sampler:
 
         A seed counts by its low 64 bits: -1 and 2**64 - 1 are the same.
         """
-        sampling, rules = admission.sampling, self._rules
+        sampling, rules = admission.sampling, self._rules.fields
         rules.temperature[slot] = sampling.temperature
         rules.top_k[slot] = min(sampling.top_k, self.vocab_size) if sampling.top_k > 0 else self.vocab_size
         rules.top_p[slot] = sampling.top_p
@@ -138,7 +123,8 @@ class Sampler:
         tokens = np.empty(rows, np.int64)
         places, positions = np.array(slots, np.int64), np.array(output_positions, np.int64)
         guesses = np.full(rows, NO_DRAFT) if drafts is None else np.array(drafts, np.int64)
-        sample_rows(logits, tops, places, positions, guesses, self._rules, self._scratch, tokens)
+        wanted = Referred(Rows(logits, tops, places, positions, guesses, tokens))
+        sample_by(self._entry, wanted.address, self._rules.address, self._scratch.address)
         for row in emptied:
             tokens[row] = ALL_MASKED if tokens[row] == NOT_FINITE else tokens[row]
         token_ids, flags = tokens.tolist(), (tokens == NOT_FINITE).tolist()
@@ -200,7 +186,7 @@ class Sampler:
                 self._masks[slot].follow((token_id,))
 
     def _checked(self, tops: NDArray[np.float32], rows: int) -> NDArray[np.float32]:
-        tiles = self._scratch.tops.size
+        tiles = self._scratch.fields.tops.size
         if tops.dtype != np.float32 or not tops.flags.c_contiguous or len(tops) != rows or tops.shape[1] < tiles:
             raise ValueError(
                 f"tops must be float32 in C order, of {rows} rows and at least {tiles} tiles, "
@@ -209,14 +195,41 @@ class Sampler:
         return tops
 
     def warm_up(self) -> None:
-        """Compile (or load from the cache) everything that sample() may call; changes no slot."""
-        sample_rows(*self.no_rows())
+        """Load everything that sample() may call; changes no slot."""
+        self.sample(np.empty((0, self.logits_width), np.float32), [], [])
 
-    def no_rows(self) -> tuple[Any, ...]:
-        """Arguments of the compiled sampler that sample nothing."""
-        none = np.empty(0, np.int64)
-        logits = np.empty((0, self.logits_width), np.float32)
-        return logits, logits, none, none, none, self._rules, self._scratch, none
+
+def link_compiled(link: Callable[..., int] = entry_point) -> int:
+    """The compiled sampler, which is the same for all models."""
+    none, nothing = np.empty((0, 0), np.float32), np.empty(0, np.int64)
+    rows = Rows(none, none, nothing, nothing, nothing, nothing)
+    return link_sampler(rows, _new_rules(0, 0), _new_scratch(0), link)
+
+
+def _new_rules(max_num_seqs: int, vocab_size: int) -> Rules:
+    return Rules(
+        temperature=np.zeros(max_num_seqs),
+        top_k=np.full(max_num_seqs, vocab_size),
+        top_p=np.ones(max_num_seqs),
+        min_p=np.zeros(max_num_seqs),
+        repetition=np.ones(max_num_seqs),
+        presence=np.zeros(max_num_seqs),
+        frequency=np.zeros(max_num_seqs),
+        seed=np.zeros(max_num_seqs, np.uint64),
+        penalised=np.zeros(max_num_seqs, np.bool_),
+        # Zeroed pages take no memory until a slot with penalties writes to them.
+        counts=np.zeros((max_num_seqs, vocab_size), np.int32),
+    )
+
+
+def _new_scratch(vocab_size: int) -> Scratch:
+    return Scratch(
+        penalised=np.empty(vocab_size, np.float32),
+        weights=np.empty(vocab_size, np.int64),
+        tops=np.empty(-(-vocab_size // COLUMNS), np.float32),
+        block_tops=np.empty(-(-vocab_size // BLOCK), np.float32),
+        ids=np.empty(BRACKET, np.int64),
+    )
 
 
 def note_tops_of(row: NDArray[np.float32], tops: NDArray[np.float32]) -> None:

@@ -6,13 +6,17 @@ can be drawn if and only if its weight is at least 1; those left out are rarer t
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import types
 from numpy.typing import NDArray
 
+from millpond.kernels.jit import compiled, inner, merged
+from millpond.kernels.link import call, entry_point
 from millpond.kernels.matmul import COLUMNS
+from millpond.kernels.reference import reference_to
 from millpond.kernels.tops import largest, row_tops
 
 GREEDY_BELOW = 1e-5  # temperatures under this are 0
@@ -33,10 +37,6 @@ IN_PROMPT = 1 << 30  # a flag above the count of a token's appearances in the ou
 OUTPUT_COUNT = IN_PROMPT - 1
 
 LARGEST = float(np.finfo(np.float32).max)
-
-# For functions that are only called from compiled ones: no entry from Python, which halves their compile time.
-INSIDE = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-MERGED = INSIDE | {"inline": "always"}  # called from one place: compiling it there costs less than compiling it apart
 
 
 class Rules(NamedTuple):
@@ -68,14 +68,41 @@ class Scratch(NamedTuple):
     ids: NDArray[np.int64]
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def sample_rows(logits, tops, slots, positions, drafts, rules, scratch, tokens):
-    """tokens[i] becomes the token of row i of logits [rows, logits_width], or NOT_FINITE.
+class Rows(NamedTuple):
+    """What to sample: tokens[i] becomes the token of row i of logits [rows, logits_width], or NOT_FINITE.
 
     tops [rows, tiles or more] are the largest logits of each tile as the head noted them, or [rows, 0] where nobody
     has. drafts[i] is NO_DRAFT, or the guess that row i was computed behind: where the row above gave another token, the
     row is NOT_REACHED and touches nothing.
     """
+
+    logits: NDArray[np.float32]
+    tops: NDArray[np.float32]
+    slots: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    drafts: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+
+
+def link_sampler(rows: Rows, rules: Rules, scratch: Scratch, link: Callable[..., int] = entry_point) -> int:
+    """Compile (or load) what sample_by calls, for such arguments; returns the address of `sample_rows`. link does it,
+    as in load_tiles."""
+    entry = link(sample_rows, *map(reference_to, (rows, rules, scratch)))
+    link(sample_by, *[types.int64] * 4)
+    return entry
+
+
+@compiled
+def sample_by(entry, rows, rules, scratch):
+    """`sample_rows` by its address, with the addresses of its arguments: a way in from Python that is soon compiled."""
+    call(entry, rows, rules, scratch)
+
+
+@inner
+def sample_rows(rows, rules, scratch):
+    """Sample all rows."""
+    logits, tops, slots, positions = rows.logits, rows.tops, rows.slots, rows.positions
+    drafts, tokens = rows.drafts, rows.tokens
     size, tiles = rules.counts.shape[1], scratch.tops.size
     for i in range(slots.shape[0]):
         if drafts[i] == NO_DRAFT or drafts[i] == tokens[i - 1]:
@@ -84,7 +111,7 @@ def sample_rows(logits, tops, slots, positions, drafts, rules, scratch, tokens):
             tokens[i] = NOT_REACHED
 
 
-@njit(**MERGED)
+@merged
 def sample_row(row, tops, slot, position, rules, scratch):
     """The token that the slot's rules choose from its logits, or NOT_FINITE; counts it where it is penalised."""
     counts = rules.counts[slot]
@@ -110,7 +137,7 @@ def sample_row(row, tops, slot, position, rules, scratch):
     return token
 
 
-@njit(**INSIDE)
+@inner
 def span(block, size):
     """The first index of a block and the one after its last; unsigned, so that none is checked for being negative."""
     start = block * BLOCK
@@ -118,7 +145,7 @@ def span(block, size):
     return np.uint64(start), np.uint64(stop if stop < size else size)
 
 
-@njit(**INSIDE)
+@inner
 def first_of_the_top(row, tops, top):
     """The lowest id among the largest logits."""
     for tile in range(tops.shape[0]):
@@ -129,17 +156,17 @@ def first_of_the_top(row, tops, top):
     return NOT_FINITE
 
 
-@njit(**INSIDE)
+@inner
 def join_tiles(tops, block_tops):
     """The largest logit of each block from those of its tiles."""
     for block in range(block_tops.shape[0]):
         top = np.float32(-np.inf)
         for tile in range(block * TILES, min((block + 1) * TILES, tops.shape[0])):
-            top = max(top, tops[tile])
+            top = tops[tile] if tops[tile] > top else top
         block_tops[block] = top
 
 
-@njit(**INSIDE)
+@inner
 def penalise(row, counts, repetition, presence, frequency, out):
     """out = row, with the tokens of the prompt and the output pushed down (or up).
 
@@ -153,11 +180,12 @@ def penalise(row, counts, repetition, presence, frequency, out):
             appearances = counts[i] & OUTPUT_COUNT
             if appearances > 0:
                 value -= frequency * appearances + presence
-            logit = np.float32(min(max(value, -LARGEST), LARGEST))
+            value = value if value > -LARGEST else -LARGEST
+            logit = np.float32(value if value < LARGEST else LARGEST)
         out[i] = logit
 
 
-@njit(**INSIDE)
+@inner
 def mix(word):
     """The output function of SplitMix64 (Steele, Lea and Flood, 2014)."""
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -165,7 +193,7 @@ def mix(word):
     return word ^ (word >> np.uint64(31))
 
 
-@njit(**INSIDE)
+@inner
 def uniform(seed, position):
     """The random number in [0, 1) of one output position: a function of the two and of nothing else.
 
@@ -176,7 +204,7 @@ def uniform(seed, position):
     return np.float64(np.int64(word >> np.uint64(11))) * 2.0**-53
 
 
-@njit(**MERGED)
+@merged
 def draw(row, block_tops, top, slot, rules, chance, weights, ids):
     """One token drawn from what temperature, min_p, top_k and top_p leave, in this order. chance is in [0, 1)."""
     temperature = rules.temperature[slot]
@@ -193,7 +221,7 @@ def draw(row, block_tops, top, slot, rules, chance, weights, ids):
     return pick(weights, min(np.int64(chance * total), total - 1))
 
 
-@njit(**INSIDE)
+@inner
 def weigh(row, block_tops, top, low, temperature, least, weights):
     """Fill weights [vocab]; returns how many are not 0, and their sum. Weights under `least` become 0.
 
@@ -229,7 +257,7 @@ def weigh(row, block_tops, top, low, temperature, least, weights):
     return count, total
 
 
-@njit(**MERGED)
+@merged
 def keep_first(row, block_tops, top, low, count, need, by_count, weights, ids):
     """Keep the shortest run of candidates, likeliest first, that reaches `need` (tokens, or weight).
 
@@ -247,7 +275,7 @@ def keep_first(row, block_tops, top, low, count, need, by_count, weights, ids):
     return count, total, last_logit
 
 
-@njit(**INSIDE)
+@inner
 def boundary(row, block_tops, top, low, count, need, by_count, weights, ids):
     """The logit and the id of the last candidate that keep_first keeps.
 
@@ -262,7 +290,7 @@ def boundary(row, block_tops, top, low, count, need, by_count, weights, ids):
             low, count = middle, inside
         else:
             high, count_above, amount_above = middle, inside, amount
-        middle = low + (min(high, top) - low) * np.float32(0.5)
+        middle = low + ((high if high < top else top) - low) * np.float32(0.5)
     if count - count_above > BRACKET:
         return low, last_of_equals(row, low, need - amount_above, by_count, weights)
     for place in range(likeliest_first(row, block_tops, low, high, weights, ids)):
@@ -273,7 +301,7 @@ def boundary(row, block_tops, top, low, count, need, by_count, weights, ids):
     return row[last], last
 
 
-@njit(**INSIDE)
+@inner
 def measure(row, block_tops, threshold, weights):
     """How many candidates have a logit of at least the threshold, and their weight."""
     count, total = np.int64(0), np.int64(0)
@@ -287,7 +315,7 @@ def measure(row, block_tops, threshold, weights):
     return count, total
 
 
-@njit(**INSIDE)
+@inner
 def last_of_equals(row, logit, need, by_count, weights):
     """The id at which the candidates with exactly this logit, lowest id first, reach `need`."""
     for i in range(row.shape[0]):
@@ -298,7 +326,7 @@ def last_of_equals(row, logit, need, by_count, weights):
     return row.shape[0]
 
 
-@njit(**INSIDE)
+@inner
 def likeliest_first(row, block_tops, low, high, weights, ids):
     """Fill ids with the at most BRACKET candidates with low <= logit < high, likeliest first; returns how many."""
     found = 0
@@ -316,7 +344,7 @@ def likeliest_first(row, block_tops, low, high, weights, ids):
     return found
 
 
-@njit(**INSIDE)
+@inner
 def pick(weights, target):
     """The token in whose share of the summed weights, taken by rising id, the target falls."""
     for block in range(-(-weights.shape[0] // BLOCK)):
