@@ -123,9 +123,9 @@ def test_many_messages_are_rendered_off_the_event_loop_however_short(count, off_
     threads = []
     original = type(engine.chat_template).render
 
-    def recorded(self, messages, **settings):
+    def recorded(*args, **settings):
         threads.append(threading.current_thread())
-        return original(self, messages, **settings)
+        return original(*args, **settings)
 
     monkeypatch.setattr(type(engine.chat_template), "render", recorded)
     chat({"messages": [{"role": "user", "content": ""}] * count}, engine)
