@@ -112,6 +112,22 @@ def test_a_client_that_leaves_frees_what_it_had_streamed_or_not(stream, prompt):
     assert len(engine.runner.inner.outputs) < 9000
 
 
+def test_a_client_that_leaves_the_queue_when_its_stream_has_begun_never_runs():
+    engine = make_engine(max_num_seqs=1, **ROOMY)
+    with listening(engine) as server:
+        running = connect(server, ENDLESS)
+        wait_for(lambda: engine.scheduler.num_running == 1)
+        waiting = connect(server, {**BODY, "stream": True})
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            head += waiting.recv(1)
+        waiting.close()  # all is read, so that it ends without a reset
+        wait_for(lambda: engine.scheduler.num_waiting == 0)
+        running.close()
+        wait_for(lambda: not engine.scheduler.requests)
+    assert len({each.request_id for plan in engine.runner.inner.outputs for each in plan.scheduled}) == 1
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_the_queue_never_runs(stream):
     engine = make_engine(max_num_seqs=1, **ROOMY)
