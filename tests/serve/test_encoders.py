@@ -10,6 +10,7 @@ import pytest
 from helpers import scripted_embedding
 from millpond.errors import InvalidRequestError
 from millpond.llm import LLM
+from millpond.serve.intake import ENCODERS_TOKEN
 from tiny_engine import ids, make_engine
 from tiny_server import ask
 
@@ -45,6 +46,15 @@ def test_an_input_that_is_too_long_is_refused_by_its_name():
     assert (
         error.json()["error"]["message"] == f"input[1] has {LONGEST + 1} tokens, and at most {LONGEST} fit; shorten it"
     )
+
+
+def test_a_text_of_more_characters_than_the_longest_tokens_have_may_fit():
+    """A tokenizer of words drops what is between them; this one does not, so that only the refusal differs."""
+    most = ENCODERS_TOKEN * LONGEST
+    answers = [post("/v1/embeddings", {"input": "a" * size}).json() for size in (most, most + 1)]
+    fits, longer = (answer["error"]["message"] for answer in answers)
+    assert fits == f"input has {most} tokens, and at most {LONGEST} fit; shorten it"
+    assert longer == f"input has {most + 1} characters, and at most {most} are read for this context; shorten it"
 
 
 @pytest.mark.parametrize("stream", [False, True])

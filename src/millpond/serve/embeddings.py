@@ -16,8 +16,8 @@ from millpond.engine.embeddings import embedding_params, numbers_of, shortened
 from millpond.errors import EngineError, InvalidRequestError
 from millpond.serve import refusals
 from millpond.serve.context import ServeContext, respond
-from millpond.serve.errors import error_body
-from millpond.serve.generation import GENERATION_RESPONSES, choice_requests
+from millpond.serve.errors import described, error_body
+from millpond.serve.generation import choice_requests
 from millpond.serve.intake import off_loop, prompt_names
 from millpond.serve.protocol import Body, Prompt, check_prompt, listed_prompts
 from millpond.serve.responses import reason_of
@@ -58,7 +58,7 @@ class EmbeddingRequest(Body):
 def embeddings_router(context: ServeContext) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/embeddings", response_model=None, responses=GENERATION_RESPONSES)
+    @router.post("/v1/embeddings", response_model=None, responses=described(400, 401, 404, 413, 429, 503, 504))
     async def create_embeddings(body: EmbeddingRequest, request: Request) -> Response:
         return await respond(context, body, request.receive, _answer)
 

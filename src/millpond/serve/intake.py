@@ -24,11 +24,13 @@ INLINE_CHARACTERS = 4096
 MESSAGE_CHARACTERS = 50
 # What telling a log probability takes, in the same measure.
 SCORE_CHARACTERS = 10
+# An encoder's tokenizer drops spaces and accents and makes a long word one token: so many are read for each.
+ENCODERS_TOKEN = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """longest_token is in characters; max_characters bounds one prompt: with more, none could fit the context."""
+    """longest_token is in characters; max_characters bounds one prompt: with more, none is taken to fit the context."""
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate
@@ -37,7 +39,7 @@ class Intake:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, chat_template: ChatTemplate, limits: RequestLimits) -> Intake:
-        longest = max(map(len, tokenizer.vocabulary.tokens))
+        longest = max(map(len, tokenizer.vocabulary.tokens)) if limits.generates else ENCODERS_TOKEN
         return cls(tokenizer, chat_template, longest, limits.max_total_tokens * longest)
 
     def least_tokens(self, prompts: Sequence[Prompt]) -> int:
@@ -131,8 +133,8 @@ class Intake:
     def _check_length(self, num_characters: int, param: str) -> None:
         if num_characters > self.max_characters:
             raise InvalidRequestError(
-                f"{param} has {num_characters} characters; even at the longest tokens at most "
-                f"{self.max_characters} fit the context",
+                f"{param} has {num_characters} characters, and at most {self.max_characters} are read for this "
+                "context; shorten it",
                 param,
             )
 
