@@ -86,6 +86,8 @@ def counted(usage: dict[str, Any] | None) -> dict[str, Any] | None:
 def events(body: bytes) -> Iterator[Any]:
     """The payloads of a stream as far as it came; the text of what is no JSON. Raises ValueError for a stray line."""
     for block in body.split(b"\n\n")[:-1]:
+        if block == b":":  # to see whether a client that has half closed is there
+            continue
         if not block.startswith(b"data: ") or b"\n" in block:
             raise ValueError(f"not one data line: {block[:100]!r}")
         data = block.removeprefix(b"data: ")
