@@ -165,20 +165,21 @@ def _leave(ir, together, count, adds, c, ldc):
     place = room(ir, 2 * AMX_ROWS * row_bytes)
     tiles = [(i, j) for i in range(together) for j in range(VECTORS)]
 
-    def add_row(r, _):
+    def put_row(r, _):
         source, target = ir.at(place, ir.times(r, row_bytes)), ir.at(c, b.mul(r, ldc))
-        for j in range(VECTORS):
-            ir.store(b.fadd(ir.load(V16F32, target, j * LINE), ir.load(V16F32, source, j * LINE)), target, j * LINE)
+        sums = [ir.load(V16F32, source, j * LINE) for j in range(VECTORS)]
+        with b.if_else(adds) as (then, otherwise):
+            with then:
+                for j, x in enumerate(sums):
+                    ir.store(b.fadd(ir.load(V16F32, target, j * LINE), x), target, j * LINE)
+            with otherwise:
+                for j, x in enumerate(sums):
+                    ir.store(x, target, j * LINE)
         return []
 
-    with b.if_else(adds) as (then, otherwise):
-        with then:
-            for i, j in tiles:
-                store_tile(ir, i * VECTORS + j, ir.at(place, i * AMX_ROWS * row_bytes + j * LINE), I64(row_bytes))
-            ir.loop(ir.times(count, together), [], add_row)
-        with otherwise:
-            for i, j in tiles:
-                store_tile(ir, i * VECTORS + j, ir.at(c, ir.times(ldc, i * AMX_ROWS), j * LINE), ldc)
+    for i, j in tiles:
+        store_tile(ir, i * VECTORS + j, ir.at(place, i * AMX_ROWS * row_bytes + j * LINE), I64(row_bytes))
+    ir.loop(ir.times(count, together), [], put_row)
 
 
 @intrinsic(prefer_literal=True)
@@ -247,29 +248,23 @@ def _unpack(ir, kind, w, g, j, target, between):
 
 
 @intrinsic
-def rows_tile(typingctx, rows, add, a, lda, w, c, ldc, steps, near, near_count):
+def rows_tile(typingctx, rows, add, a, lda, w, c, ldc, steps):
     """C[0:rows, 0:48] = (where add is 1, +=) A @ W for one BF16 tile. Addresses, strides in bytes.
 
-    a: bfloat16 [rows][K]. steps: of 32 inputs. near_count: cache lines to fetch, from `near` on, with each 32 rows.
+    a: bfloat16 [rows][K]. steps: of 32 inputs.
     """
 
     def codegen(context, builder, signature, args):
         ir, b = Ir(builder, AVX512), builder
-        rows, add, a, lda, w, c, ldc, steps, near, near_count = args
+        rows, add, a, lda, w, c, ldc, steps = args
         adds, both = b.icmp_signed("!=", add, I64(0)), 2 * AMX_ROWS
-        near_each = b.sdiv(ir.at(near_count, b.sub(steps, I64(1))), steps)
 
         def some_rows(first, count, together):
             for register in range(together * VECTORS):
                 tile_call(ir, "tilezero", register)
-            a_b, near_b = (
-                ir.at(a, b.mul(first, lda)),
-                ir.at(near, ir.times(b.mul(b.sdiv(first, I64(both)), near_count), LINE)),
-            )
+            a_b = ir.at(a, b.mul(first, lda))
 
             def step(k, _):
-                start = ir.at(near_b, ir.times(b.mul(k, near_each), LINE))
-                ir.loop(near_each, [], lambda i, _: ir.prefetch(ir.at(start, ir.times(i, LINE)), near=2) or [])
                 w_k = ir.at(w, ir.times(k, STEP // 2 * PAIR_BYTES))
                 _products(ir, together, ir.at(a_b, ir.times(k, 2 * STEP)), lda, w_k, range(VECTORS))
                 return []
@@ -295,7 +290,7 @@ def rows_tile(typingctx, rows, add, a, lda, w, c, ldc, steps, near, near_count):
         tile_call(ir, "tilerelease")
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 10), codegen
+    return types.void(*[types.int64] * 8), codegen
 
 
 @inner
@@ -305,6 +300,6 @@ def first_rows(kind, together, count, add, a, lda, w, unpacked, places, c, ldc, 
 
 
 @inner
-def more_rows(rows, add, a, lda, w, c, ldc, steps, near, near_count):
+def more_rows(rows, add, a, lda, w, c, ldc, steps):
     """rows_tile as a function to be compiled on its own."""
-    rows_tile(rows, add, a, lda, w, c, ldc, steps, near, near_count)
+    rows_tile(rows, add, a, lda, w, c, ldc, steps)

@@ -29,7 +29,7 @@ F32_KV, BF16_KV, INT8_KV = range(3)
 KV_KINDS = {np.float32: F32_KV, np.uint16: BF16_KV, np.uint8: INT8_KV}  # by the type of the arrays that hold it
 TILE_ROWS = 6
 FEW_ROWS = 16  # so many and fewer would wait for memory: what comes next is asked for before it is needed
-GROUP_TOKENS = 8  # consecutive tokens of one sequence that attend together and share each K/V load
+GROUP_TOKENS = 16  # consecutive tokens of one sequence that attend together and share each K/V load
 
 
 @intrinsic(prefer_literal=True)

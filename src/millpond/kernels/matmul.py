@@ -41,8 +41,8 @@ U4, U8, BF16, F32_WEIGHTS = 0, 1, 2, 3
 # Two more kinds of tile, but of no layer, for 4 rows: a U4 tile that more rows will go through is unpacked by the first
 # of them, and a U8 tile that has been read before, or was unpacked, is near and need not be fetched.
 NEAR_U8, FIRST_U4 = 4, 5
-# The same layouts where AMX multiplies them with rows of bfloat16 (amx.py), in the same order.
-AMX_U4, AMX_U8, AMX_BF16 = 6, 7, 8
+# What a descriptor says where AMX multiplies a layer of U4, or of U8 and BF16 in their order, with bfloat16 (amx.py).
+AMX_U4 = 6
 KINDS = 6  # of tile in the table of `gemm`
 COLUMNS = 48
 VECTORS = COLUMNS // 16
@@ -348,23 +348,18 @@ def rows_by_amx(tiles, layer, tile, rows, a, c, ldc, scratch):
     """linear_tile by AMX: the first rows while the tile becomes bfloat16, the others after them; a is their address."""
     kind, depth, lda, done = layer[KIND] - AMX_U4, layer[DEPTH], input_stride(layer), np.int64(0)
     tile_bytes = depth // (GROUP if kind <= U8 else SHORT_SUM) * group_bytes(kind)
-    source = layer[WEIGHTS] + tile * tile_bytes
-    w = source
+    w = layer[WEIGHTS] + tile * tile_bytes
     if kind <= U8:
-        w, together, count = address(scratch), 2 if rows >= 2 * AMX_ROWS else 1, min(rows, AMX_ROWS)
+        together, count = 2 if rows >= 2 * AMX_ROWS else 1, min(rows, AMX_ROWS)
         done = count * together
         call(
-            tiles.first_rows[kind, together], 0, 0, count, layer[ADDS], a, lda, source, w, 1 if done == rows else -1,
-            c, ldc, depth // GROUP,
+            tiles.first_rows[kind, together], 0, 0, count, layer[ADDS], a, lda, w, address(scratch),
+            1 if done == rows else -1, c, ldc, depth // GROUP,
         )  # fmt: skip
+        w = address(scratch)
     if done < rows:
-        left = rows - done
-        blocks = (left + 2 * AMX_ROWS - 1) // (2 * AMX_ROWS)
-        near_count = (tile_bytes + blocks * LINE - 1) // (blocks * LINE)
-        call(
-            tiles.more_rows, left, layer[ADDS], a + done * lda, lda, w, c + done * ldc, ldc, depth // SHORT_SUM,
-            source + tile_bytes, near_count,
-        )  # fmt: skip
+        a, c, steps = a + done * lda, c + done * ldc, depth // SHORT_SUM
+        call(tiles.more_rows, rows - done, layer[ADDS], a, lda, w, c, ldc, steps)
 
 
 @inner

@@ -76,7 +76,7 @@ def load_tiles(
         threads=threads,
         gemm=gemms,
         first_rows=first,
-        more_rows=link(more_rows, *ints[:10]) if by_amx else 0,
+        more_rows=link(more_rows, *ints[:8]) if by_amx else 0,
         score=scores,
         softmax=softmaxes,
         cap=link(cap_scores, types.int64, types.float32, types.float32, types.int64) if capped else 0,

@@ -343,7 +343,9 @@ def new_scratch(
         tops=np.zeros((sampled, padded(config.vocab_size) // COLUMNS), np.float32),
         unpacked=new_unpacked(depth, threads),
         row=np.zeros((threads, narrow), np.float32),
-        scores=np.zeros((threads, group_rows, blocks * BLOCK), np.float32),
+        scores=aligned_zeros(threads * group_rows * (blocks | 1) * LINE)
+        .view(np.float32)
+        .reshape(threads, group_rows, -1),
         factors=np.zeros((threads, group_rows), np.float32),
         sync=new_sync(threads),
     )
