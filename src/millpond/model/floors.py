@@ -142,9 +142,12 @@ def attention_work(config: ModelConfig, shape: StepShape, kv_position_bytes: flo
 def step_work(
     config: ModelConfig, weights: ModelWeights, shape: StepShape, kv_position_bytes: float, kv_dot: str, isa: str
 ) -> dict[str, Work]:
-    """The work of every part of a step by name; kv_position_bytes: of one position over all layers, keys and values;
-    kv_dot: the kind of product that they meet; isa: the instruction set. The arrays before the walk have no floor worth a name. After the last
-    attention only the rows that sample go on."""
+    """The work of every part of a step by name.
+
+    kv_position_bytes: of one position over all layers, keys and values; kv_dot: the kind of product that they meet;
+    isa: the instruction set. The arrays before the walk have no floor worth a name. After the last attention only the
+    rows that sample go on.
+    """
     rows, layers, sampled = shape.rows, config.num_layers, shape.sequences
     qkv, out, gate_up, down = zip(*weights.layers, strict=True)
     inner = layers - 1
