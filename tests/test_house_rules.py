@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from millpond.cli.app import app
+from millpond.cli.app import make_app
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "millpond"
@@ -276,7 +276,7 @@ def commands_in(document: Path) -> Iterator[list[str]]:
 
 def unknown_words(words: list[str]) -> Iterator[str]:
     """What the command line does not know among the words of one `millpond ...`."""
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(make_app())
     for word in words[1:]:
         known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
         if word.startswith("--") and word.split("=")[0] not in known | {"--help"}:

@@ -88,9 +88,9 @@ def test_the_rows_are_asked_for_with_the_flags_of_bench_engine():
 def test_bench_engine_knows_every_flag_that_is_asked_for():
     import typer.main
 
-    from millpond.cli.app import app
+    from millpond.cli.app import make_app
 
-    command = typer.main.get_command(app).commands["bench"].commands["engine"]
+    command = typer.main.get_command(make_app()).commands["bench"].commands["engine"]
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     asked = {word for w1 in (True, False) for word in Rows("m", "1", "2", w1).arguments() if word.startswith("--")}
     assert asked | {"--threads"} <= known

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 import millpond.cli
 from millpond.cli import loading
-from millpond.cli.app import app, run
+from millpond.cli.app import make_app, run
 from millpond.errors import ConfigError, ModelFileError
 
-whole_command = cache(partial(typer.main.get_command, app))
+whole_command = cache(partial(typer.main.get_command, make_app()))
 
 
 def commands(command=None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -31,7 +31,7 @@ def commands(command=None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ..
 
 @pytest.mark.parametrize("path", list(commands()), ids=" ".join)
 def test_every_help_page_says_what_the_command_does_and_shows_examples(path):
-    result = CliRunner().invoke(app, [*path, "--help"])
+    result = CliRunner().invoke(make_app(), [*path, "--help"])
     assert result.exit_code == 0
     help_text, _, examples = result.output.partition("Examples:\n")
     assert f"millpond {' '.join(path)}" in examples

@@ -1,4 +1,4 @@
-"""Many rows through AMX: the bits are those of the vector code, whatever the shape and however many rows there are."""
+"""Linear layers by AMX: to the bit those of the slow reference, whatever the shape and however many rows there are."""
 
 import threading
 from functools import cache
@@ -6,26 +6,23 @@ from functools import cache
 import numpy as np
 import pytest
 
-from kernels import slow_linear
+from kernels import slow_amx
 from millpond.kernels.isa import runnable
 from millpond.kernels.matmul import (
     ADDS,
     AMX_ROWS,
+    BF16,
     GROUP,
     HALF,
-    MANY_ROWS,
     MOST_OUTLIERS,
-    OUTLIER_COUNT,
-    OUTLIERS,
     ROW_BLOCK,
     U4,
     U8,
-    U8_BYTES,
     input_stride,
     linear,
     rows_at_once,
 )
-from millpond.kernels.pack import pack_affine, padded
+from millpond.kernels.pack import aligned_zeros, new_unpacked, pack_affine, pack_float, padded, unpack
 from millpond.kernels.pointwise import prepare
 from millpond.kernels.threads import new_sync
 from millpond.kernels.tiles import load_tiles
@@ -33,50 +30,56 @@ from millpond.kernels.tiles import load_tiles
 pytestmark = pytest.mark.skipif("amx" not in runnable(), reason="this processor has no AMX, or may not use it")
 
 INTEGERS = {"U4": U4, "U8": U8}
-every_kind = pytest.mark.parametrize("kind", INTEGERS.values(), ids=INTEGERS)
-CHANNELS = np.array([0, 7, 63, 64, 100, 127], np.int64)
+KINDS = {**INTEGERS, "BF16": BF16}
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+every_integer = pytest.mark.parametrize("kind", INTEGERS.values(), ids=INTEGERS)
 # columns (whole tiles or not) and inputs: one group, two, an odd and an even number of them
 SHAPES = [(48, 64), (48, 128), (50, 192), (97, 576), (300, 320), (144, 1536)]
+# One row, a tile of rows and what is left, two tiles together, and others after them.
+ROW_COUNTS = [1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 65, 75]
 
 
 @cache
-def tiles_for(isa):
-    return load_tiles(isa, 1, kinds=INTEGERS.values(), kv_dtype=np.float32, heads_per_kv=1, head_dim=16)
+def tiles():
+    return load_tiles("amx", 1, kinds=KINDS.values(), kv_dtype=np.float32, heads_per_kv=1, head_dim=16)
+
+
+def random_layer(kind, columns, depth, *, whole=False, seed=0):
+    """Random weights; whole: integers of one scale for each group, which nothing but rounding to bfloat16 changes."""
+    rng = np.random.default_rng([seed, kind, columns, depth])
+    if kind == BF16:
+        return pack_float(rng.standard_normal((columns, depth)).astype(np.float32), kind)
+    bits = 4 if kind == U4 else 8
+    codes = rng.integers(0, 1 << bits, (columns, depth), dtype=np.uint8)
+    scale = rng.uniform(0.5, 1.5, (columns, depth // HALF)) / 2**bits
+    if whole:
+        codes, scale = np.maximum(codes, 1), np.repeat(scale[:, ::2], 2, axis=1)
+    scale = scale.astype(np.float16)
+    return pack_affine(codes, scale, scale * np.float16(-(2 ** (bits - 1))), bits)
 
 
 class Layer:
-    """Random weights of one kind, and rows for them."""
+    """A packed layer, and rows for it."""
 
-    def __init__(self, kind, columns, depth, rows, *, channels=(), seed=0):
-        rng = np.random.default_rng([seed, kind, columns, depth])
-        bits = 4 if kind == U4 else 8
-        codes = rng.integers(0, 1 << bits, (columns, depth), dtype=np.uint8)
-        scale = (rng.uniform(0.5, 1.5, (columns, depth // HALF)) / 2**bits).astype(np.float16)
-        self.packed = pack_affine(codes, scale, scale * np.float16(-(2 ** (bits - 1))), bits)
-        self.channels, self.exact = np.array(channels, np.int64), np.zeros((padded(columns), len(channels)), np.float32)
-        self.exact[:columns] = rng.standard_normal((columns, len(channels)))
-        self.packed.put_outliers(self.exact[:columns])
-        self.descriptor = np.array(self.packed.descriptor(), np.int64)
-        if len(channels):
-            self.descriptor[[OUTLIER_COUNT, OUTLIERS]] = len(channels), self.channels.ctypes.data
-        self.x = rng.standard_normal((rows, depth)).astype(np.float32)
-        self.x[:, self.channels] *= 100
-        self.inputs = np.zeros(rows * input_stride.py_func(self.descriptor), np.uint8)
-        self.sums = np.full((rows, depth // GROUP * 2 + MOST_OUTLIERS), np.nan, np.float32)
-        for row in range(rows):
-            place = self.inputs.ctypes.data + row * input_stride.py_func(self.descriptor)
-            prepare(self.descriptor, self.x[row].copy(), 0, place, self.sums[row].ctypes.data)
+    def __init__(self, packed, x):
+        self.packed, self.x = packed, np.asarray(x, np.float32)
+        self.descriptor = np.array(packed.descriptor("amx"), np.int64)
+        stride = input_stride.py_func(self.descriptor)
+        self.inputs = aligned_zeros(len(x) * stride)
+        self.sums = np.full((len(x), packed.depth // GROUP * 2 + MOST_OUTLIERS), np.nan, np.float32)
+        for row, values in enumerate(self.x):
+            place = self.inputs.ctypes.data + row * stride
+            prepare(self.descriptor, values.copy(), 0, place, self.sums[row].ctypes.data)
 
-    def run(self, isa, rows, *, start=None, team=1) -> np.ndarray:
+    def run(self, rows, *, start=None, team=1) -> np.ndarray:
         """The outputs of the first rows, added to `start` where it is given; what is behind them must stay."""
         room = np.full((rows + AMX_ROWS, padded(self.packed.columns) + 16), 7.5 if start is None else start, np.float32)
-        layer, sync, tiles = self.descriptor.copy(), new_sync(team), tiles_for(isa)
+        layer, sync, before = self.descriptor.copy(), new_sync(team), room.copy()
         layer[ADDS] = start is not None
-        before = room.copy()
 
         def work(thread):
-            scratch = np.zeros(self.packed.depth // GROUP * U8_BYTES, np.uint8)
-            linear(tiles, sync, thread, layer, rows, self.inputs, self.sums, room, scratch)
+            scratch = new_unpacked(self.packed.depth)[0]
+            linear(tiles(), sync, thread, layer, rows, self.inputs, self.sums, room, scratch)
 
         workers = [threading.Thread(target=work, args=(i,)) for i in range(1, team)]
         for worker in workers:
@@ -92,73 +95,115 @@ class Layer:
         return room[:rows, :-16]
 
 
+def layer_of(kind, columns, depth, rows) -> Layer:
+    x = np.random.default_rng(rows).standard_normal((rows, depth))
+    return Layer(random_layer(kind, columns, depth), x)
+
+
+def weights_of(packed) -> np.ndarray:
+    """The weights that rows meet, by rows of the identity: [columns of whole tiles, depth]."""
+    return Layer(packed, np.eye(packed.depth)).run(packed.depth).T
+
+
 def same_bits(got, expected, what=""):
     np.testing.assert_array_equal(got.view(np.int32), expected.view(np.int32), err_msg=what)
 
 
 @every_kind
-@pytest.mark.parametrize("channels", [(), CHANNELS], ids=["plain", "outliers"])
-def test_any_number_of_rows_has_the_bits_of_the_vector_code(kind, channels):
-    layer = Layer(kind, 97, 320, 200, channels=channels)
-    whole = layer.run("avx512", 200)
-    for rows in range(1, 201):
-        same_bits(layer.run("amx", rows), whole[:rows], f"{rows} rows")
-
-
-@every_kind
 @pytest.mark.parametrize(("columns", "depth"), SHAPES)
-def test_any_shape_has_the_bits_of_the_vector_code(kind, columns, depth):
-    layer = Layer(kind, columns, depth, 75, channels=[0, 7, 63])
-    for rows in (MANY_ROWS - 1, MANY_ROWS, MANY_ROWS + 1, 48, 75):
-        same_bits(layer.run("amx", rows), layer.run("avx512", rows), f"{rows} rows")
+def test_the_results_are_those_of_the_slow_reference(kind, columns, depth):
+    layer = layer_of(kind, columns, depth, max(ROW_COUNTS))
+    expected = slow_amx.linear(weights_of(layer.packed), slow_amx.bf16(layer.x))
+    for rows in ROW_COUNTS:
+        same_bits(layer.run(rows), expected[:rows], f"{rows} rows")
 
 
 @every_kind
-@pytest.mark.parametrize("rows", [MANY_ROWS, MANY_ROWS + 1, 47, ROW_BLOCK - 1, ROW_BLOCK + 2, ROW_BLOCK + 40])
-def test_rows_that_go_through_twice_are_added_once(kind, rows):
-    layer = Layer(kind, 50, 192, rows, channels=[1, 190])
-    same_bits(layer.run("amx", rows, start=-0.0), layer.run("avx512", rows, start=-0.0))
-    same_bits(layer.run("amx", rows, start=0.75), layer.run("avx512", rows, start=0.75))
+def test_any_number_of_rows_has_the_same_bits(kind):
+    layer = layer_of(kind, 97, 320, 200)
+    whole = layer.run(200)
+    for rows in range(1, 201):
+        same_bits(layer.run(rows), whole[:rows], f"{rows} rows")
 
 
 @every_kind
-def test_the_results_are_those_of_the_slow_reference(kind):
-    layer = Layer(kind, 97, 320, 70, channels=CHANNELS)
-    expected = slow_linear.linear(layer.packed, layer.x, layer.channels, layer.exact, None)
-    np.testing.assert_array_equal(layer.run("amx", 70), expected)
+@pytest.mark.parametrize("rows", [ROW_BLOCK - 1, ROW_BLOCK + 2, ROW_BLOCK + 40])
+def test_rows_of_the_next_block_have_the_same_bits(kind, rows):
+    layer = layer_of(kind, 50, 192, rows)
+    each = [Layer(layer.packed, layer.x[row : row + 1]).run(1)[0] for row in range(ROW_BLOCK - 2, rows)]
+    same_bits(layer.run(rows)[ROW_BLOCK - 2 :], np.array(each))
 
 
 @every_kind
-def test_threads_that_share_the_rows_each_have_registers_of_their_own(kind):
-    layer = Layer(kind, 300, 320, 150)
-    alone = layer.run("avx512", 150)
+def test_adding_puts_the_product_onto_what_is_there_exactly_once(kind):
+    layer = layer_of(kind, 50, 192, 75)
+    for rows in ROW_COUNTS:
+        same_bits(layer.run(rows, start=0.75), layer.run(rows) + np.float32(0.75))
+
+
+@every_kind
+@pytest.mark.parametrize("rows", [3, 150])
+def test_threads_that_share_the_rows_each_have_registers_of_their_own(kind, rows):
+    layer = layer_of(kind, 300, 320, rows)
+    alone = layer.run(rows)
     for _ in range(5):
-        same_bits(layer.run("amx", 150, team=2), alone)
-
-
-@every_kind
-def test_sums_as_large_as_they_can_be_are_whole(kind):
-    layer = Layer(kind, 48, 128, MANY_ROWS)
-    layer.x[:] = np.where(np.arange(MANY_ROWS) % 2, -1, 1)[:, None]
-    layer = layer_of(layer, layer.x)
-    same_bits(layer.run("amx", MANY_ROWS), layer.run("avx512", MANY_ROWS))
-    expected = slow_linear.linear(layer.packed, layer.x, layer.channels, layer.exact, None)
-    np.testing.assert_array_equal(layer.run("amx", MANY_ROWS), expected)
+        same_bits(layer.run(rows, team=2), alone)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_stays_in_its_row(bad):
-    layer = Layer(U4, 48, 128, 40)
+@every_kind
+def test_what_is_not_finite_stays_in_its_row(kind, bad):
+    layer = layer_of(kind, 48, 128, 40)
     layer.x[33, 5] = bad
-    outputs = layer_of(layer, layer.x).run("amx", 40)
+    outputs = Layer(layer.packed, layer.x).run(40)
     assert not np.isfinite(outputs[33]).any()
     assert np.isfinite(np.delete(outputs, 33, axis=0)).all()
 
 
-def layer_of(layer, x) -> Layer:
-    """The same weights with other rows."""
-    for row, values in enumerate(x):
-        place = layer.inputs.ctypes.data + row * input_stride.py_func(layer.descriptor)
-        prepare(layer.descriptor, values.copy(), 0, place, layer.sums[row].ctypes.data)
-    layer.x = x
-    return layer
+def test_bfloat16_weights_are_met_as_they_are():
+    packed = random_layer(BF16, 97, 320)
+    same_bits(weights_of(packed)[:97], unpack(packed))
+
+
+@every_integer
+@pytest.mark.parametrize("whole", [True, False], ids=["whole steps", "any steps"])
+def test_integer_weights_are_met_rounded_to_bfloat16(kind, whole):
+    packed = random_layer(kind, 97, 576, whole=whole)
+    weights, exact = weights_of(packed), slow_amx.exact_weights(packed)
+    same_bits(weights, slow_amx.bf16(weights))
+    assert slow_amx.is_rounded(weights, exact).all()
+    assert weights[exact != 0].any()
+    if whole:
+        np.testing.assert_allclose(exact[:97], unpack(packed), rtol=1e-6)
+
+
+@every_integer
+def test_rounding_makes_weights_neither_larger_nor_smaller_on_average(kind):
+    packed = random_layer(kind, 960, 576, whole=True)
+    exact = slow_amx.exact_weights(packed)
+    error = (weights_of(packed) - exact) * np.sign(exact)
+    assert abs(error.sum()) < 2e-4 * np.abs(exact).sum()  # cut off without more: 28e-4
+    assert error.std() < 2.0**-8 * exact.std()
+
+
+@every_integer
+def test_what_is_a_bfloat16_already_stays_what_it_is(kind):
+    bits = 4 if kind == U4 else 8
+    codes = np.random.default_rng(1).integers(1, 1 << bits, (48, 128), dtype=np.uint8)
+    scale = np.full((48, 4), 2.0**-6, np.float16)
+    packed = pack_affine(codes, scale, scale * np.float16(-(2 ** (bits - 1))), bits)
+    weights, exact = weights_of(packed), (codes.astype(np.float32) - 2 ** (bits - 1)) / 64
+    np.testing.assert_array_equal(unpack(packed), exact)
+    np.testing.assert_array_equal(weights[exact != 0], exact[exact != 0])
+    assert np.abs(weights[exact == 0]).max() < 2.0**-12 / 64  # of a step: an offset of many steps is taken off
+
+
+def test_a_nibbles_weight_is_nearer_to_the_file_than_a_whole_code():
+    rng = np.random.default_rng(3)
+    codes = rng.integers(0, 16, (480, 576), dtype=np.uint8)
+    scale, offset = (rng.uniform(0.5, 1.5, (480, 18)).astype(np.float16) for _ in range(2))
+    packed = pack_affine(codes, scale, -8 * offset, 4)
+    each_scale, each_offset = (np.repeat(values.astype(np.float64), HALF, axis=1) for values in (scale, offset))
+    exact = each_scale * codes - 8 * each_offset
+    by_codes, by_amx = (np.square(each - exact).mean() for each in (unpack(packed), weights_of(packed)[:480]))
+    assert by_amx < 0.5 * by_codes

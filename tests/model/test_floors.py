@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from millpond.kernels.attention import KV_KINDS
+from millpond.kernels.isa import ISAS
 from millpond.kernels.matmul import BF16, F32_WEIGHTS, U4, U8
 from millpond.kernels.pack import Packed
 from millpond.kernels.roofline import DOTS, MachineRates
@@ -43,19 +44,27 @@ def weights(kind=U8):
 
 
 def test_every_phase_has_its_work():
-    work = step_work(CONFIG, weights(), StepShape(3, 1, 20), 100.0, "bf16")
+    work = step_work(CONFIG, weights(), StepShape(3, 1, 20), 100.0, "bf16", "avx512")
     assert set(work) == {*phase_names(2), floors.BEFORE, floors.AFTER}
     assert len(work) == len(floors.LAYER) + len(floors.FIRST) + len(floors.LAST) + 2
 
 
 @pytest.mark.parametrize("kind", [U4, U8, BF16, F32_WEIGHTS])
 def test_every_kind_of_weights_meets_a_product_that_is_measured(kind):
-    assert floors.DOT_OF[kind] in DOTS
-    assert kind in floors.INPUT_BYTES
+    for isa in ISAS:
+        dot = floors.dot_of(packed(128, 64, kind), isa)
+        assert dot in DOTS
+        assert dot in floors.INPUT_BYTES
+
+
+def test_amx_makes_bfloat16_of_integers():
+    work = linear_work([packed(128, 64, U4)], rows=5, isa="amx")
+    assert work.operations == {"bf16": 2 * 5 * 128 * 64}
+    assert work.cache_bytes == 5 * (64 * 2 + 128 * 4)
 
 
 def test_a_linear_layer_reads_its_weights_once_and_sums_a_product_for_each_row_and_weight():
-    work = linear_work([packed(128, 64), packed(128, 64, U4)], rows=5)
+    work = linear_work([packed(128, 64), packed(128, 64, U4)], rows=5, isa="avx512")
     assert work.memory_bytes == 2000
     assert work.operations == {"u8 x s8": 2 * (2 * 5 * 128 * 64)}
     assert work.cache_bytes == 2 * 5 * (64 + 128 * 4)
@@ -63,13 +72,13 @@ def test_a_linear_layer_reads_its_weights_once_and_sums_a_product_for_each_row_a
 
 
 def test_layers_of_two_kinds_are_counted_by_their_own_products():
-    work = linear_work([packed(128, 64, U4), packed(128, 64, BF16)], rows=1)
+    work = linear_work([packed(128, 64, U4), packed(128, 64, BF16)], rows=1, isa="avx512")
     assert work.operations == {"u8 x s8": 2 * 128 * 64, "bf16": 2 * 128 * 64}
     assert work.cache_bytes == 64 + 64 * 2 + 2 * 128 * 4
 
 
 def test_a_decoding_token_attends_to_its_whole_context():
-    work = step_work(CONFIG, weights(), StepShape(3, 1, 20), 100.0, "bf16")["attend"]
+    work = step_work(CONFIG, weights(), StepShape(3, 1, 20), 100.0, "bf16", "avx512")["attend"]
     assert work.memory_bytes == 3 * 20 * 100
     assert work.operations == {"bf16": 2 * 2 * 3 * 20 * 2 * 64}
 
@@ -81,7 +90,7 @@ def test_every_kind_of_keys_and_values_meets_a_product_that_is_measured():
 
 def test_a_query_is_written_as_its_keys_want_it():
     def written(kv_dot):
-        return step_work(CONFIG, weights(), StepShape(3, 1, 20), 100.0, kv_dot)["rotate, write"].cache_bytes
+        return step_work(CONFIG, weights(), StepShape(3, 1, 20), 100.0, kv_dot, "avx512")["rotate, write"].cache_bytes
 
     assert written("float32") - written("bf16") == 2 * 3 * 64 * (4 - 2)
     assert written("bf16") - written("u8 x s8") == 2 * 3 * 64 * 0.5  # a byte each, and eight for every 16
@@ -91,18 +100,18 @@ def test_a_prompts_tokens_attend_each_to_one_more_position():
     shape = StepShape(1, 4, 4)
     assert shape.scored_positions == 1 + 2 + 3 + 4
     assert StepShape(2, 3, 10).scored_positions == 2 * (8 + 9 + 10)
-    assert step_work(CONFIG, weights(), shape, 100.0, "float32")["attend"].memory_bytes == 4 * 100
+    assert step_work(CONFIG, weights(), shape, 100.0, "float32", "avx512")["attend"].memory_bytes == 4 * 100
 
 
 def test_only_rows_that_sample_go_through_the_head():
-    work = step_work(CONFIG, weights(), StepShape(1, 50, 50), 100.0, "bf16")
+    work = step_work(CONFIG, weights(), StepShape(1, 50, 50), 100.0, "bf16", "avx512")
     assert (work["head"].rows, work["last norm"].rows, work["gate * up"].rows) == (1, 1, 50)
     assert work["head"].operations == {"u8 x s8": 2 * 480 * 64}
     assert work[floors.AFTER].cache_bytes == 480 / 48 * 4, "of each tile the largest logit"
 
 
 def test_in_the_last_layer_only_rows_that_sample_go_on_after_attention():
-    work = step_work(CONFIG, weights(), StepShape(1, 50, 50), 100.0, "bf16")
+    work = step_work(CONFIG, weights(), StepShape(1, 50, 50), 100.0, "bf16", "avx512")
     assert work["q k v"].operations == {"u8 x s8": 2 * (50 + 50) * 128 * 64}
     assert work["down"].operations == {"u8 x s8": 2 * (50 + 1) * 64 * 96}
     assert work["gate * up"].operations == {"u8 x s8": 2 * (50 + 1) * 192 * 64}
@@ -110,7 +119,7 @@ def test_in_the_last_layer_only_rows_that_sample_go_on_after_attention():
 
 
 def test_an_embedded_token_reads_its_own_row_of_the_table():
-    work = step_work(CONFIG, weights(), StepShape(3, 1, 20), 100.0, "bf16")["embed"]
+    work = step_work(CONFIG, weights(), StepShape(3, 1, 20), 100.0, "bf16", "avx512")["embed"]
     assert work.memory_bytes == 3 * 4800 / 480
 
 
@@ -138,6 +147,6 @@ def test_steps_are_named_by_what_they_do():
 
 
 def test_of_gate_and_up_only_their_product_is_written():
-    work = gated_work([packed(192, 64), packed(192, 64)], 5, 96)
+    work = gated_work([packed(192, 64), packed(192, 64)], 5, 96, "avx512")
     assert work.cache_bytes == 2 * 5 * (64 + 96)
     assert work.operations == {"u8 x s8": 2 * (2 * 5 * 192 * 64)}

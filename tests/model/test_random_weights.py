@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kernels.emit import RUNNABLE_ISAS
 from kernels.slow_linear import integer_weights
 from millpond.build import build_random_runner
 from millpond.config import EngineConfig
@@ -26,12 +27,12 @@ MAX_FAST_ERROR = 0.025
 SIZES = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 96, "num_blocks": 24, "threads": 1}
 
 
-def matrices(weights, config):
-    """The packed weights as the reference takes them, under its names."""
+def matrices(weights, config, has_outliers):
+    """The packed weights as the reference takes them, under its names; has_outliers: their channels have their own."""
     heads, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     order = unit_order(config.ffn_size)
     found = {"model.embed_tokens.weight": unpack(weights.embedding), "model.norm.weight": weights.norms[-1]}
-    whole = [with_outliers(each, weights, i) for i, each in enumerate(weights.packed)]
+    whole = [with_outliers(each, weights, i) if has_outliers else unpack(each) for i, each in enumerate(weights.packed)]
     found["lm_head.weight"] = whole[-1]
     for i in range(config.num_layers):
         qkv, out, gate_up, down = whole[4 * i : 4 * i + 4]
@@ -55,9 +56,9 @@ def with_outliers(layer, weights, index):
     return matrix
 
 
-def expected_logits(dtype, tokens):
+def expected_logits(dtype, tokens, has_outliers=True):
     return reference_llama.logits(
-        matrices(random_weights(SMALL, dtype), SMALL),
+        matrices(random_weights(SMALL, dtype), SMALL, has_outliers),
         tokens,
         heads=SMALL.num_heads,
         kv_heads=SMALL.num_kv_heads,
@@ -66,9 +67,11 @@ def expected_logits(dtype, tokens):
     )
 
 
-def test_a_small_llama_of_random_weights_computes_what_the_plain_forward_pass_does():
+@pytest.mark.parametrize("isa", RUNNABLE_ISAS)
+def test_a_small_llama_of_random_weights_computes_what_the_plain_forward_pass_does(isa):
     tokens = random_tokens(75)
-    got, expected = build_random_runner(SMALL, EngineConfig(**SIZES)).logits(tokens), expected_logits("auto", tokens)
+    got = build_random_runner(SMALL, EngineConfig(isa=isa, **SIZES)).logits(tokens)
+    expected = expected_logits("auto", tokens, has_outliers=isa != "amx")
     assert (got - expected).std() < MAX_FAST_ERROR * expected.std()
 
 

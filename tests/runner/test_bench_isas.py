@@ -37,11 +37,13 @@ def test_a_plan_without_sense_is_refused(changes, message):
 
 
 @pytest.fixture
-def runs(monkeypatch):
-    """The tiles, by name, in the order in which they were run, and how often each time."""
-    seen = []
-    monkeypatch.setattr(bench_isas, "layer_run", lambda layer, rows: lambda tiles, count: seen.append((tiles, count)))
-    return seen
+def seen():
+    """The names of runs in the order in which they were run, and how often each time."""
+    return []
+
+
+def run_of(name, seen):
+    return lambda count: seen.append((name, count))
 
 
 class Clock:
@@ -56,17 +58,18 @@ class Clock:
         return sum(range(pairs + 1)) + (pairs + 1) * odd
 
 
-def test_the_instruction_sets_take_turns_and_the_first_turn_is_not_counted(runs):
-    rates = layer_rates(None, 4, {"avx2": "A", "portable": "P"}, 2, Clock())
-    assert [tiles for tiles, _ in runs] == ["A", "P", "A", "P", "A", "P"]
-    operations = runs[0][1] * 2 * 4 * DEPTH * COLUMNS
+def test_the_instruction_sets_take_turns_and_the_first_turn_is_not_counted(seen):
+    runs = {"avx2": run_of("A", seen), "portable": run_of("P", seen)}
+    rates = layer_rates(runs, 4, 2, Clock())
+    assert [name for name, _ in seen] == ["A", "P", "A", "P", "A", "P"]
+    operations = seen[0][1] * 2 * 4 * DEPTH * COLUMNS
     assert rates == {"avx2": [operations / 3, operations / 5], "portable": [operations / 4, operations / 6]}
 
 
-def test_a_run_has_as_many_operations_whatever_the_number_of_rows(runs):
+def test_a_run_has_as_many_operations_whatever_the_number_of_rows(seen):
     for rows in (1, 16):
-        layer_rates(None, rows, {"portable": rows}, 1, Clock())
-    counts = Counter({rows: count * rows for rows, count in runs})
+        layer_rates({"portable": run_of(rows, seen)}, rows, 1, Clock())
+    counts = Counter({rows: count * rows for rows, count in seen})
     assert counts[1] == pytest.approx(counts[16], rel=0.1)
 
 
@@ -91,8 +94,9 @@ def test_what_is_timed_is_the_layer_times_the_rows(monkeypatch):
         np.testing.assert_allclose(seen[rows], exact, rtol=0, atol=0.02 * np.abs(exact).max())
 
 
-def test_progress_names_every_measurement_of_the_plan(runs, monkeypatch):
+def test_progress_names_every_measurement_of_the_plan(seen, monkeypatch):
     monkeypatch.setattr(bench_isas, "load_tiles", lambda isa, *rest, **more: isa)
+    monkeypatch.setattr(bench_isas, "layer_run", lambda layer, rows, isa, tiles: run_of(isa, seen))
     told, asked = [], plan(weights=tuple(WEIGHTS), rows=(1, 16))
     result = measure_isas(asked, Clock(), told.append)
     assert len(told) == asked.num_measurements

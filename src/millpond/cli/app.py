@@ -5,13 +5,12 @@ from __future__ import annotations
 import platform
 import sys
 import traceback
-from collections.abc import MutableMapping, Sequence
-from importlib.metadata import version as package_version
+from collections.abc import Iterable, MutableMapping, Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from millpond.cli import bench, chat, doctor, evaluate, generate, prove, pull, serve, simulate, sweep, top, verify
 from millpond.cli.naming import in_options
 from millpond.cli.options import examples
 from millpond.cli.settings import Settings
@@ -20,13 +19,44 @@ from millpond.source_hash import kernels_below
 from millpond.version import __version__
 
 INTERRUPTED = 130
+EXAMPLES = examples("millpond serve smollm2", 'millpond generate "The capital of France is"', "millpond doctor")
+# Each command, but `version`, and the module that has it.
+MODULES = {
+    "serve": "serve",
+    "top": "top",
+    "generate": "generate",
+    "chat": "chat",
+    "pull": "pull",
+    "doctor": "doctor",
+    "bench": "bench",
+    "simulate": "simulate",
+    "sweep": "sweep",
+    "prove": "prove",
+    "verify": "verify",
+    "eval": "evaluate",
+}
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+
+def make_app(names: Iterable[str] = MODULES) -> typer.Typer:
+    """The command with these of its subcommands, in this order, and `version`. Nothing of the others is imported."""
+    app = typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True, epilog=EXAMPLES)(root)
+    app.command(epilog=examples("millpond version"))(version)
+    for name in names:
+        import_module(f"millpond.cli.{MODULES[name]}").register(app)
+    return app
+
+
+def app_for(arguments: Sequence[str]) -> typer.Typer:
+    """The command with the one subcommand that the arguments call, or with all where they call none that there is or
+    ask about the command itself."""
+    called = next((word for word in arguments if word != "--debug"), None)
+    return make_app([called] if called in MODULES else MODULES)
 
 
 def _print_version(wanted: bool) -> None:
@@ -35,10 +65,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(
-    invoke_without_command=True,
-    epilog=examples("millpond serve smollm2", 'millpond generate "The capital of France is"', "millpond doctor"),
-)
 def root(
     context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
@@ -52,17 +78,14 @@ def root(
         typer.echo(context.get_help())
 
 
-@app.command(epilog=examples("millpond version"))
 def version() -> None:
     """Print the version of millpond and of what it computes with."""
+    from importlib.metadata import version as package_version
+
     typer.echo(f"millpond {__version__}")
     typer.echo(
         f"Python {platform.python_version()}, numpy {package_version('numpy')}, numba {package_version('numba')}"
     )
-
-
-for module in (serve, top, generate, chat, pull, doctor, bench, simulate, sweep, prove, verify, evaluate):
-    module.register(app)
 
 
 def run(arguments: Sequence[str], environment: MutableMapping[str, str]) -> int:
@@ -71,6 +94,7 @@ def run(arguments: Sequence[str], environment: MutableMapping[str, str]) -> int:
     try:
         settings = Settings.from_environment(environment)
         _place_kernels(settings, environment)
+        app = app_for(arguments)
         return app(list(arguments), prog_name="millpond", standalone_mode=False, obj=settings) or 0
     except typer.TyperException as error:
         return _complain(error.format_message(), error.exit_code)
@@ -91,7 +115,7 @@ def _place_kernels(settings: Settings, environment: MutableMapping[str, str]) ->
 
 def _message(error: Exception, arguments: Sequence[str]) -> str:
     if isinstance(error, ConfigError | InvalidRequestError):
-        return in_options(str(error), typer.main.get_command(app), arguments)
+        return in_options(str(error), typer.main.get_command(app_for(arguments)), arguments)
     return f"not enough memory: {error}" if isinstance(error, MemoryError) else str(error)
 
 

@@ -1,10 +1,14 @@
-"""Linear layers of integers by AMX: the products of 16 rows, 16 columns and a group of 64 inputs in one instruction.
+"""Linear layers by AMX: the products of 16 rows, 16 columns and 32 inputs in one instruction, bfloat16 both.
 
-The sums are those of the other tiles, whole numbers, and what follows them is the same operations in the same order:
-the bits are the same.
+A tile of integer weights becomes bfloat16, its scales included, before the rows go through; the rows stay bfloat16, and
+a sum stays in AMX's registers along all of K. A row's products are summed up in the same order whatever rows are beside
+it, so one row goes through as many do.
 """
 
-from llvmlite.ir import Constant, FunctionType, VoidType
+from functools import partial
+from math import log
+
+from llvmlite.ir import Constant, VoidType
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -12,31 +16,41 @@ from numba.extending import intrinsic
 from millpond.kernels.isa import AVX512
 from millpond.kernels.jit import inner
 from millpond.kernels.matmul import (
+    AHEAD,
     AMX_ROWS,
+    BASES_AT,
+    COLUMNS,
     GROUP,
+    HALF,
     LINE,
-    U8_BYTES,
-    U8_SCALES_AT,
+    STEP_BITS,
+    STEPS_AT,
+    U4,
+    U8,
     VECTORS,
     ZERO_CODE,
-    add_outliers,
     group_bytes,
-    group_codes,
     scales_at,
 )
-from millpond.kernels.simd import F32, I8, I64, V16F32, V16I16, V16I32, V64I8, Ir
+from millpond.kernels.simd import I8, I64, V16F32, V16I8, V16I16, V16I32, V64I8, Ir
 
-# What AMX takes is a signed tile: a U8 tile whose codes count from 0 instead of 128. The 64 inputs of its 16 columns
-# are an operand as they stand, one line for each four inputs.
-#
-# Eight registers hold a tile each, and no two groups in a row use the same ones, so that one group's products are
-# summed while the sums of the group before are scaled. The sums start from a line of zeros in memory: clearing a
-# register takes the unit that multiplies as long as a product does.
-ROW_TILES, WEIGHT_TILES, SUM_TILES = (0, 1), (2, 3), (4, 5)
-SUM_BYTES = AMX_ROWS * LINE
 PALETTE = 1
-ROWS_TOGETHER = 4  # are scaled before the next ones
 LINE_BYTES_AT, LINES_AT = 16, 48  # in a configuration: two bytes and one byte for each register
+# A step along K: a line of a row, a pair of inputs of 16 columns in a line of the weights.
+STEP = 32
+PAIR_BYTES = COLUMNS * 4
+# Two times 16 rows beside 48 columns: six sums, and one register each for rows and weights.
+ROWS_TILE, WEIGHTS_TILE = 6, 7
+
+# A float32 whose mantissa has an integer q in its midst is BIG + unit * q. Of 32 bits with 8 nibbles, shifted in four
+# ways, two masks take two nibbles each: by how much to the left, and which of the 8 inputs these are.
+NIBBLE_SHIFTS = ((0, (4, 3)), (8, (5, 0)), (-8, (7, 2)), (16, (6, 1)))
+NIBBLE_MASKS, NIBBLE_UNITS = (0x0000F000, 0x000F0000), (2.0**12, 2.0**16)
+BYTE_SHIFTS, BYTE_MASK, BYTE_UNIT = (15, 7, -1, -9), 0x007F8000, 2.0**15
+BIG, BIG_BITS = 2.0**23, 0x4B000000
+# Rounding to bfloat16 is cutting off, of weights that are larger by so much: on average, half of what is cut off. What
+# is a bfloat16 already stays the same.
+ROUND_UP = 1 + log(2) / 256
 
 
 def tile_call(ir, name, *arguments):
@@ -53,11 +67,6 @@ def room(ir, num_bytes):
     place = cgutils.alloca_once(ir.b, I8, num_bytes)
     place.align = LINE
     return ir.b.ptrtoint(place, I64)
-
-
-def _hidden(ir, address):
-    """An address that LLVM does not see through: it would keep one for each row, more than there are registers."""
-    return ir.b.asm(FunctionType(I64, [I64]), "", "=r,0", [address], side_effect=False)
 
 
 def store_tile(ir, register, address, stride):
@@ -77,133 +86,220 @@ def configure(ir, shapes):
     tile_call(ir, "ldtilecfg", ir.b.inttoptr(place, I8.as_pointer()))
 
 
+def _shifted(ir, x, by):
+    """32 bits each, by so many to the left; 16 is a rotation."""
+    b = ir.b
+    if by == 16:
+        return b.or_(b.shl(x, ir.const(V16I32, 16)), b.lshr(x, ir.const(V16I32, 16)))
+    return b.shl(x, ir.const(V16I32, by)) if by > 0 else b.lshr(x, ir.const(V16I32, -by)) if by < 0 else x
+
+
+def _big(ir, x, mask):
+    """BIG + unit * q as float32, where q are the masked bits."""
+    return ir.b.bitcast(ir.b.or_(ir.b.and_(x, ir.const(V16I32, mask)), ir.const(V16I32, BIG_BITS)), V16F32)
+
+
+def _pairs_of_nibbles(ir, w_g, j, scale):
+    """The weights of a group for a vector of columns, two inputs after two; float32."""
+    b = ir.b
+    for half in range(2):
+        step = b.zext(ir.load(V16I16, w_g, STEPS_AT + (half * VECTORS + j) * 32), V16I32)
+        base = b.zext(ir.load(V16I8, w_g, BASES_AT + (half * VECTORS + j) * 16), V16I32)
+        is_whole = b.icmp_signed("==", b.and_(step, ir.const(V16I32, (1 << STEP_BITS) - 1)), ir.const(V16I32, 0))
+        zero = b.select(is_whole, ir.const(V16F32, -float(ZERO_CODE)), ir.const(V16F32, -ZERO_CODE - 0.5))
+        start = b.fmul(scale, b.fadd(b.sitofp(base, V16F32), zero))
+        each = b.fmul(scale, b.sitofp(step, V16F32))
+        factors = [b.fmul(each, ir.const(V16F32, 2.0**-STEP_BITS / unit)) for unit in NIBBLE_UNITS]
+        starts = [ir.fma(factor, ir.const(V16F32, -BIG), start) for factor in factors]
+        for eight in range(HALF // 8):
+            raw = ir.load(V16I32, w_g, ((half * HALF // 8 + eight) * VECTORS + j) * LINE)
+            inputs = {}
+            for shift, places in NIBBLE_SHIFTS:
+                x = _shifted(ir, raw, shift)
+                for k, mask, factor, first in zip(places, NIBBLE_MASKS, factors, starts, strict=True):
+                    inputs[k] = ir.fma(_big(ir, x, mask), factor, first)
+            for k in range(0, 8, 2):
+                yield inputs[k], inputs[k + 1]
+
+
+def _pairs_of_bytes(ir, w_g, j, scale):
+    """The same of an 8-bit group."""
+    factor = ir.b.fmul(scale, ir.const(V16F32, 1 / BYTE_UNIT))
+    start = ir.b.fmul(scale, ir.const(V16F32, -BIG / BYTE_UNIT - ZERO_CODE))
+    for four in range(GROUP // 4):
+        raw = ir.load(V16I32, w_g, (four * VECTORS + j) * LINE)
+        inputs = [ir.fma(_big(ir, _shifted(ir, raw, shift), BYTE_MASK), factor, start) for shift in BYTE_SHIFTS]
+        yield from zip(inputs[::2], inputs[1::2], strict=True)
+
+
+# Of a group of each kind of tile, two inputs after two.
+INPUTS_OF = {U4: _pairs_of_nibbles, U8: _pairs_of_bytes}
+
+
+def _cut(ir, even, odd):
+    """Pairs of bfloat16, the lower halves of both floats cut off."""
+    low = ir.b.lshr(ir.b.bitcast(even, V16I32), ir.const(V16I32, 16))
+    return ir.b.or_(low, ir.b.and_(ir.b.bitcast(odd, V16I32), ir.const(V16I32, -65536)))
+
+
+def _shapes(count):
+    """Of sums of `count` rows each, of the rows and of the weights."""
+    return [(count, LINE)] * (2 * VECTORS + 1) + [(I64(STEP // 2), LINE)]
+
+
+def _products(ir, together, a, lda, w, columns):
+    """Sum the products of 32 inputs: `together` times 16 rows (or fewer, as configured) and some vectors of columns."""
+    held = None
+    for j in columns:
+        load_tile(ir, WEIGHTS_TILE, ir.at(w, j * LINE), I64(PAIR_BYTES))
+        for i in range(together) if held is None else sorted(range(together), reverse=held):
+            if i != held:  # else its rows are still there
+                load_tile(ir, ROWS_TILE, ir.at(a, ir.times(lda, i * AMX_ROWS)), lda)
+            tile_call(ir, "tdpbf16ps", i * VECTORS + j, ROWS_TILE, WEIGHTS_TILE)
+            held = i
+
+
+def _leave(ir, together, count, adds, c, ldc):
+    """Put the sums of `together` times `count` rows to c, or add them to what is there."""
+    b, row_bytes = ir.b, COLUMNS * 4
+    place = room(ir, 2 * AMX_ROWS * row_bytes)
+    tiles = [(i, j) for i in range(together) for j in range(VECTORS)]
+
+    def put_row(r, _):
+        source, target = ir.at(place, ir.times(r, row_bytes)), ir.at(c, b.mul(r, ldc))
+        sums = [ir.load(V16F32, source, j * LINE) for j in range(VECTORS)]
+        with b.if_else(adds) as (then, otherwise):
+            with then:
+                for j, x in enumerate(sums):
+                    ir.store(b.fadd(ir.load(V16F32, target, j * LINE), x), target, j * LINE)
+            with otherwise:
+                for j, x in enumerate(sums):
+                    ir.store(x, target, j * LINE)
+        return []
+
+    for i, j in tiles:
+        store_tile(ir, i * VECTORS + j, ir.at(place, i * AMX_ROWS * row_bytes + j * LINE), I64(row_bytes))
+    ir.loop(ir.times(count, together), [], put_row)
+
+
 @intrinsic(prefer_literal=True)
-def signed_tile(typingctx, kind, w, groups, signed):
-    """Leave a U4 or U8 tile of so many groups as a signed tile; addresses."""
-    kind_ = kind.literal_value
+def first_rows_tile(typingctx, kind, together, count, add, a, lda, w, unpacked, places, c, ldc, groups):
+    """C[0:together * count, 0:48] = (where add is 1, +=) A @ W for a U4 or U8 tile, whose groups become those of a BF16
+    tile at `unpacked`. Addresses, strides in bytes; the first two literal.
+
+    count: 16 where together is 2, else 1 to 16. places: -1 where that tile is to be left; 1 where there is no need, so
+    that two groups have room, in turns, which stays in the first cache.
+    """
+    kind_, together_ = kind.literal_value, together.literal_value
 
     def codegen(context, builder, signature, args):
-        ir, (w, groups, signed) = Ir(builder, AVX512), args[1:]
-        sign = ir.const(V64I8, -ZERO_CODE)
+        ir, b = Ir(builder, AVX512), builder
+        count, add, a, lda, w, unpacked, places, c, ldc, groups = args[2:]
+        last = b.sub(groups, I64(1))
+
+        def group_at(g):
+            return ir.at(unpacked, ir.times(b.and_(g, places), GROUP // 2 * PAIR_BYTES))
+
+        def multiply(g, j):
+            """What sums up the products of a group and a vector of columns: instructions, to be called in order."""
+            for step in range(GROUP // STEP):
+                weights = ir.at(group_at(g), step * STEP // 2 * PAIR_BYTES + j * LINE)
+                a_k = ir.at(a, ir.times(g, 2 * GROUP), step * 2 * STEP)
+                yield partial(load_tile, ir, WEIGHTS_TILE, weights, I64(PAIR_BYTES))
+                for i in range(together_):
+                    yield partial(load_tile, ir, ROWS_TILE, ir.at(a_k, ir.times(lda, i * AMX_ROWS)), lda)
+                    yield partial(tile_call, ir, "tdpbf16ps", i * VECTORS + j, ROWS_TILE, WEIGHTS_TILE)
 
         def group(g, _):
-            w_g = ir.at(w, ir.times(g, group_bytes.py_func(kind_)))
-            signed_g = ir.at(signed, ir.times(g, U8_BYTES))
-            for k, codes in enumerate(group_codes(ir, kind_, w_g, range(VECTORS))):
-                for j, x in enumerate(codes):
-                    ir.store(builder.xor(x, sign), signed_g, (k * VECTORS + j) * LINE)
             for j in range(VECTORS):
-                ir.store(ir.load(V16I16, w_g, scales_at(kind_) + 32 * j), signed_g, U8_SCALES_AT + 32 * j)
+                _unpack(ir, kind_, w, ir.at(g, 1), j, group_at(ir.at(g, 1)), list(multiply(g, j)))
             return []
 
-        ir.loop(groups, [], group)
+        configure(ir, _shapes(count))
+        for register in range(together_ * VECTORS):
+            tile_call(ir, "tilezero", register)
+        for j in range(VECTORS):
+            _unpack(ir, kind_, w, I64(0), j, unpacked, [])
+        ir.loop(last, [], group)
+        for j in range(VECTORS):
+            for instruction in multiply(last, j):
+                instruction()
+        _leave(ir, together_, count, b.icmp_signed("!=", add, I64(0)), c, ldc)
+        tile_call(ir, "tilerelease")
         return context.get_dummy_value()
 
-    return types.void(kind, *[types.int64] * 3), codegen
+    return types.void(kind, together, *[types.int64] * 10), codegen
+
+
+def _unpack(ir, kind, w, g, j, target, between):
+    """A group of a tile for a vector of columns, to its place in bfloat16. between: instructions to be called on the
+    way, spread evenly, so that the units that they wait for are busy while others unpack."""
+    num_bytes, pairs = group_bytes.py_func(kind), GROUP // 2
+    w_g, lines, inputs = ir.at(w, ir.times(g, num_bytes)), num_bytes // LINE, INPUTS_OF[kind]
+    scale = ir.half_to_float(ir.load(V16I16, w_g, scales_at(kind) + 32 * j))
+    scale = ir.b.fmul(scale, ir.const(V16F32, ROUND_UP))
+    for line in range(j * lines // VECTORS, (j + 1) * lines // VECTORS):
+        ir.prefetch(w_g, AHEAD + line * LINE)
+    for pair, (even, odd) in enumerate(inputs(ir, w_g, j, scale)):
+        ir.store(_cut(ir, even, odd), target, pair * PAIR_BYTES + j * LINE)
+        for instruction in between[pair * len(between) // pairs : (pair + 1) * len(between) // pairs]:
+            ir.in_place()
+            instruction()
 
 
 @intrinsic
-def many_rows_tile(
-    typingctx, rows, add, a, lda, w, sums, ldsums, outliers, outlier_count, c, ldc, groups, near, near_count
-):
-    """What matmul.gemm_tile does, for a signed tile and any number of rows from AMX_ROWS on.
+def rows_tile(typingctx, rows, add, a, lda, w, c, ldc, steps):
+    """C[0:rows, 0:48] = (where add is 1, +=) A @ W for one BF16 tile. Addresses, strides in bytes.
 
-    The last rows go through together with as many of those before them as make AMX_ROWS, whose results are there
-    already and stay. near_count: cache lines to fetch, from `near` on, with each AMX_ROWS.
+    a: bfloat16 [rows][K]. steps: of 32 inputs.
     """
 
     def codegen(context, builder, signature, args):
         ir, b = Ir(builder, AVX512), builder
-        rows, add, a, lda, w, sums, lds, outliers, outlier_count, c, ldc, groups, near, near_count = args
-        adds = b.icmp_signed("!=", add, I64(0))
-        configure(ir, [(I64(AMX_ROWS), LINE)] * 8)
-        zeros, place = room(ir, LINE), room(ir, len(SUM_TILES) * SUM_BYTES)
-        ir.store(ir.const(V16I32, 0), zeros)
-        last_group = b.sub(groups, I64(1))
-        passes = ir.times(groups, VECTORS)
-        near_each = b.sdiv(ir.at(near_count, b.sub(passes, I64(1))), passes)
+        rows, add, a, lda, w, c, ldc, steps = args
+        adds, both = b.icmp_signed("!=", add, I64(0)), 2 * AMX_ROWS
 
-        def products(a, w, g, turn):
-            """Sum the products of a group (or the last one again, beyond the end) and leave them in their place."""
-            g = b.select(b.icmp_signed("<", g, last_group), g, last_group)
-            row_tile, weight_tile, sum_tile = ROW_TILES[turn], WEIGHT_TILES[turn], SUM_TILES[turn]
-            load_tile(ir, weight_tile, ir.at(w, ir.times(g, U8_BYTES)), I64(VECTORS * LINE))
-            load_tile(ir, row_tile, ir.at(a, ir.times(g, GROUP)), lda)
-            load_tile(ir, sum_tile, zeros, I64(0))
-            tile_call(ir, "tdpbssd", sum_tile, row_tile, weight_tile)
-            store_tile(ir, sum_tile, ir.at(place, turn * SUM_BYTES), I64(LINE))
+        def some_rows(first, count, together):
+            for register in range(together * VECTORS):
+                tile_call(ir, "tilezero", register)
+            a_b = ir.at(a, b.mul(first, lda))
 
-        def scaled(sums, scales, g, turn, acc):
-            """The accumulated sums of all rows with those of a group from their place."""
-            scale = ir.half_to_float(ir.load(V16I16, ir.at(scales, ir.times(g, U8_BYTES))))
-            result = []
-            for r, before in enumerate(acc):
-                if r % ROWS_TOGETHER == 0:
-                    ir.in_place()
-                    here = _hidden(ir, ir.at(sums, b.mul(lds, I64(r)), ir.times(g, 8)))
-                dot = ir.load(V16I32, place, turn * SUM_BYTES + r * LINE)
-                s = ir.load_splat(F32, ir.at(here, b.mul(lds, I64(r % ROWS_TOGETHER))))
-                result.append(ir.fma(b.fmul(b.sitofp(dot, V16F32), s), scale, before))
-            return result
-
-        def some_rows(block, _):
-            wanted, most = ir.times(block, AMX_ROWS), b.sub(rows, I64(AMX_ROWS))
-            first = b.select(b.icmp_signed("<", wanted, most), wanted, most)
-            a_b, sums_b, c_b = (ir.at(x, b.mul(first, ld)) for x, ld in ((a, lda), (sums, lds), (c, ldc)))
-            there = b.sub(wanted, first)  # so many rows are there
-            near_b = ir.at(near, ir.times(b.mul(block, near_count), LINE))
-
-            def some_columns(j, _):
-                w_j, scales = ir.at(w, ir.times(j, LINE)), ir.at(w, ir.times(j, LINE // 2), U8_SCALES_AT)
-                c_rows = [ir.at(c_b, ir.times(j, LINE), b.mul(ldc, I64(r))) for r in range(AMX_ROWS)]
-                near_j = ir.at(near_b, ir.times(b.mul(b.mul(j, groups), near_each), LINE))
-                for each in c_rows:
-                    ir.prefetch(each)
-
-                def two_groups(pair, acc):
-                    start = ir.at(near_j, ir.times(b.mul(pair, near_each), 2 * LINE))
-                    ir.loop(
-                        ir.times(near_each, 2),
-                        [],
-                        lambda i, _: ir.prefetch(ir.at(start, ir.times(i, LINE)), near=2) or [],
-                    )
-                    g = ir.times(pair, 2)
-                    products(a_b, w_j, ir.at(g, 1), 1)
-                    acc = scaled(sums_b, scales, g, 0, acc)
-                    products(a_b, w_j, ir.at(g, 2), 0)
-                    return scaled(sums_b, scales, ir.at(g, 1), 1, acc)
-
-                products(a_b, w_j, I64(0), 0)
-                acc = ir.loop(b.ashr(groups, I64(1)), [ir.zero()] * AMX_ROWS, two_groups)
-                odd = b.and_(groups, I64(1))
-                acc = ir.loop(odd, acc, lambda _, acc: scaled(sums_b, scales, last_group, 0, acc))
-                values = ir.at(sums_b, ir.times(groups, 8))
-                acc = add_outliers(ir, acc, 1, values, lds, ir.at(outliers, ir.times(j, LINE)), outlier_count)
-                for r, (at, value) in enumerate(zip(c_rows, acc, strict=True)):
-                    with b.if_then(b.icmp_signed("<=", there, I64(r))), b.if_else(adds) as (then, otherwise):
-                        with then:
-                            ir.store(b.fadd(ir.load(V16F32, at), value), at)
-                        with otherwise:
-                            ir.store(value, at)
+            def step(k, _):
+                w_k = ir.at(w, ir.times(k, STEP // 2 * PAIR_BYTES))
+                _products(ir, together, ir.at(a_b, ir.times(k, 2 * STEP)), lda, w_k, range(VECTORS))
                 return []
 
-            ir.loop(I64(VECTORS), [], some_columns)
+            ir.loop(steps, [], step)
+            _leave(ir, together, count, adds, ir.at(c, b.mul(first, ldc)), ldc)
             return []
 
-        ir.loop(b.sdiv(ir.at(rows, AMX_ROWS - 1), I64(AMX_ROWS)), [], some_rows)
+        pairs = b.sdiv(rows, I64(both))
+        with b.if_then(b.icmp_signed(">", pairs, I64(0))):
+            configure(ir, _shapes(I64(AMX_ROWS)))
+            ir.loop(pairs, [], lambda i, _: some_rows(ir.times(i, both), I64(AMX_ROWS), 2))
+        whole = ir.times(pairs, both)
+
+        def the_rest(i, _):
+            first = ir.at(whole, ir.times(i, AMX_ROWS))
+            left, most = b.sub(rows, first), I64(AMX_ROWS)
+            count = b.select(b.icmp_signed("<", left, most), left, most)
+            configure(ir, _shapes(count))
+            return some_rows(first, count, 1)
+
+        ir.loop(b.sdiv(ir.at(b.sub(rows, whole), AMX_ROWS - 1), I64(AMX_ROWS)), [], the_rest)
         tile_call(ir, "tilerelease")
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 14), codegen
+    return types.void(*[types.int64] * 8), codegen
 
 
 @inner
-def make_signed(kind, w, groups, signed):
-    """signed_tile as a function to be compiled on its own, once for each kind."""
-    signed_tile(kind, w, groups, signed)
+def first_rows(kind, together, count, add, a, lda, w, unpacked, places, c, ldc, groups):
+    """first_rows_tile as a function to be compiled on its own, once for each (kind, together)."""
+    first_rows_tile(kind, together, count, add, a, lda, w, unpacked, places, c, ldc, groups)
 
 
 @inner
-def many_rows(rows, add, a, lda, w, sums, ldsums, outliers, outlier_count, c, ldc, groups, near, near_count):
-    """many_rows_tile as a function to be compiled on its own."""
-    many_rows_tile(rows, add, a, lda, w, sums, ldsums, outliers, outlier_count, c, ldc, groups, near, near_count)
+def more_rows(rows, add, a, lda, w, c, ldc, steps):
+    """rows_tile as a function to be compiled on its own."""
+    rows_tile(rows, add, a, lda, w, c, ldc, steps)

@@ -29,7 +29,7 @@ F32_KV, BF16_KV, INT8_KV = range(3)
 KV_KINDS = {np.float32: F32_KV, np.uint16: BF16_KV, np.uint8: INT8_KV}  # by the type of the arrays that hold it
 TILE_ROWS = 6
 FEW_ROWS = 16  # so many and fewer would wait for memory: what comes next is asked for before it is needed
-GROUP_TOKENS = 8  # consecutive tokens of one sequence that attend together and share each K/V load
+GROUP_TOKENS = 16  # consecutive tokens of one sequence that attend together and share each K/V load
 
 
 @intrinsic(prefer_literal=True)
@@ -233,6 +233,13 @@ def cap_scores(x, scale, cap, count):
     cap_row(x, scale, cap, count)
 
 
+@inner
+def block_lines(part):
+    """Cache lines of one head's keys or values in a block. They stand side by side with those of other blocks, so the
+    next head is far more lines away."""
+    return part.strides[0] // LINE
+
+
 @compiled
 def attend(
     tiles, keys, values, key_scales, value_scales, kv_head, rows, per_token, length, table,
@@ -263,7 +270,7 @@ def attend(
         place = table[skipped + b]
         k_b, scales_b = k + place * keys.strides[0], k_scales + place * key_scales.strides[0]
         if rows <= FEW_ROWS:
-            fetch(v + place * values.strides[0], values.strides[1] // LINE)
+            fetch(v + place * values.strides[0], block_lines(values))
         for r in range(0, rows, TILE_ROWS):
             n, at_q, at_s = min(TILE_ROWS, rows - r), q + r * q_bytes, address(scores) + r * score_bytes + 64 * b
             call(tiles.score[n], 0, 0, n, at_q, q_bytes, k_b, scales_b, at_s, score_bytes, head_dim)
@@ -271,7 +278,7 @@ def attend(
     wanted = next_blocks if rows <= FEW_ROWS else 0
     for r in range(rows):
         for b in range(wanted * r // rows, wanted * (r + 1) // rows):
-            fetch(next_keys + next_table[b] * keys.strides[0], keys.strides[1] // LINE)
+            fetch(next_keys + next_table[b] * keys.strides[0], block_lines(keys))
         at_s, own, windowed = address(scores) + r * score_bytes, length + r // per_token, min(window, 1)
         if cap:
             call(tiles.cap, at_s, scale, cap, blocks)

@@ -41,7 +41,9 @@ U4, U8, BF16, F32_WEIGHTS = 0, 1, 2, 3
 # Two more kinds of tile, but of no layer, for 4 rows: a U4 tile that more rows will go through is unpacked by the first
 # of them, and a U8 tile that has been read before, or was unpacked, is near and need not be fetched.
 NEAR_U8, FIRST_U4 = 4, 5
-KINDS = 6
+# What a descriptor says where AMX multiplies a layer of U4, or of U8 and BF16 in their order, with bfloat16 (amx.py).
+AMX_U4 = 6
+KINDS = 6  # of tile in the table of `gemm`
 COLUMNS = 48
 VECTORS = COLUMNS // 16
 GROUP = 64
@@ -64,7 +66,6 @@ U8_SCALES_AT = int(U8_GROUP.fields["scales"][1])
 U4_BYTES, U8_BYTES = U4_GROUP.itemsize, U8_GROUP.itemsize
 ROWS = 4
 AMX_ROWS = 16  # that go through AMX at a time
-MANY_ROWS = 2 * AMX_ROWS  # from so many on rows go through AMX, where there is one
 ROW_BLOCK = 256  # the most rows that go through one unpacked tile
 OWN_ROWS = 64  # from so many rows a thread on, a thread takes rows and all tiles; else tiles and all rows
 LINE = 64
@@ -308,10 +309,10 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch):
     c: the address of the first row's outputs, float32, ldc bytes from row to row. scratch: uint8, this thread's own,
     for an unpacked tile.
     """
-    kind, groups = layer[KIND], layer[DEPTH] // (GROUP if layer[KIND] <= U8 else SHORT_SUM)
-    if tiles.many_rows and kind <= U8 and last - first >= MANY_ROWS:
-        many_rows_through(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch)
+    if layer[KIND] >= AMX_U4:
+        rows_by_amx(tiles, layer, tile, last - first, address(inputs) + first * input_stride(layer), c, ldc, scratch)
         return
+    kind, groups = layer[KIND], layer[DEPTH] // (GROUP if layer[KIND] <= U8 else SHORT_SUM)
     tile_bytes = groups * group_bytes(kind)
     source = w = layer[WEIGHTS] + tile * tile_bytes
     calls = (last - first + ROWS - 1) // ROWS
@@ -343,26 +344,29 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch):
 
 
 @merged
-def many_rows_through(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch):
-    """linear_tile for many rows by AMX (amx.py)."""
-    kind, groups, rows, count = layer[KIND], layer[DEPTH] // GROUP, last - first, layer[OUTLIER_COUNT]
-    tile_bytes, lines = groups * group_bytes(kind), (rows + AMX_ROWS - 1) // AMX_ROWS * LINE
-    source, outliers = layer[WEIGHTS] + tile * tile_bytes, layer[OUTLIER_WEIGHTS] + tile * MOST_OUTLIERS * COLUMNS * 4
-    lda, ldsums = input_stride(layer), sums.strides[0]
-    fetch(outliers, count * VECTORS)
-    call(tiles.make_signed[kind], 0, source, groups, address(scratch))
-    call(
-        tiles.many_rows, rows, layer[ADDS], address(inputs) + first * lda, lda, address(scratch),
-        address(sums) + first * ldsums, ldsums, outliers, count, c, ldc, groups,
-        source + tile_bytes, (tile_bytes + lines - 1) // lines,
-    )  # fmt: skip
+def rows_by_amx(tiles, layer, tile, rows, a, c, ldc, scratch):
+    """linear_tile by AMX: the first rows while the tile becomes bfloat16, the others after them; a is their address."""
+    kind, depth, lda, done = layer[KIND] - AMX_U4, layer[DEPTH], input_stride(layer), np.int64(0)
+    tile_bytes = depth // (GROUP if kind <= U8 else SHORT_SUM) * group_bytes(kind)
+    w = layer[WEIGHTS] + tile * tile_bytes
+    if kind <= U8:
+        together, count = 2 if rows >= 2 * AMX_ROWS else 1, min(rows, AMX_ROWS)
+        done = count * together
+        call(
+            tiles.first_rows[kind, together], 0, 0, count, layer[ADDS], a, lda, w, address(scratch),
+            1 if done == rows else -1, c, ldc, depth // GROUP,
+        )  # fmt: skip
+        w = address(scratch)
+    if done < rows:
+        a, c, steps = a + done * lda, c + done * ldc, depth // SHORT_SUM
+        call(tiles.more_rows, rows - done, layer[ADDS], a, lda, w, c, ldc, steps)
 
 
 @inner
 def input_stride(layer):
     """Bytes from one prepared input row of a layer to the next: the row, and a line so that rows do not share sets."""
-    kind, depth = layer[KIND], layer[DEPTH]
-    return 64 + depth * (1 if kind <= U8 else 2 if kind == BF16 else 4)
+    kind = layer[KIND]
+    return LINE + layer[DEPTH] * (1 if kind <= U8 else 4 if kind == F32_WEIGHTS else 2)
 
 
 @inner

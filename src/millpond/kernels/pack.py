@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from millpond.kernels.isa import AMX, ISAS
 from millpond.kernels.matmul import (
+    AMX_U4,
     BF16,
     COLUMNS,
     F32_WEIGHTS,
@@ -67,10 +69,12 @@ class Packed:
     weights: NDArray[np.generic]
     outliers: NDArray[np.float32] | None = None
 
-    def descriptor(self) -> list[int]:
-        """The layer's row of numbers for the kernels (matmul.py): no outlier channels, nothing added to."""
+    def descriptor(self, isa: str = "avx512") -> list[int]:
+        """The layer's row of numbers for the kernels of an instruction set (matmul.py): no outlier channels, nothing
+        added to."""
         outliers = 0 if self.outliers is None else self.outliers.ctypes.data
-        return [self.kind, padded(self.columns), self.depth, self.weights.ctypes.data, 0, 0, outliers, 0, 0]
+        kind = self.kind + AMX_U4 if ISAS[isa] == AMX and self.kind <= BF16 else self.kind
+        return [kind, padded(self.columns), self.depth, self.weights.ctypes.data, 0, 0, outliers, 0, 0]
 
     def put_outliers(self, weights: NDArray[np.float32]) -> None:
         """Keep the exact weights of the outlier channels, float32 [columns, channels]."""
@@ -101,7 +105,20 @@ def side_by_side(forms: Sequence[Form], room: NDArray[np.uint8]) -> list[Packed]
 
 def empty_room(num_bytes: int) -> NDArray[np.uint8]:
     """Memory that begins on a cache line."""
-    room = np.empty(num_bytes + LINE, np.uint8)
+    return _from_line(np.empty(num_bytes + LINE, np.uint8), num_bytes)
+
+
+def aligned_zeros(num_bytes: int) -> NDArray[np.uint8]:
+    """Zeros that begin on a cache line."""
+    return _from_line(np.zeros(num_bytes + LINE, np.uint8), num_bytes)
+
+
+def new_unpacked(depth: int, threads: int = 1) -> NDArray[np.uint8]:
+    """Room for a tile of up to `depth` inputs that each thread unpacks, to bytes or bfloat16: [threads, bytes]."""
+    return aligned_zeros(threads * depth * COLUMNS * 2).reshape(threads, -1)
+
+
+def _from_line(room: NDArray[np.uint8], num_bytes: int) -> NDArray[np.uint8]:
     first = -room.ctypes.data % LINE
     return room[first : first + num_bytes]
 

@@ -9,7 +9,7 @@ from numba.extending import intrinsic
 
 from millpond.kernels.attention_int8 import put_key_int8, put_value_int8
 from millpond.kernels.jit import OPTIONS, compiled
-from millpond.kernels.matmul import BF16, DEPTH, GROUP, KIND, MAGNITUDES, OUTLIER_COUNT, OUTLIERS, U8, ZERO_CODE
+from millpond.kernels.matmul import DEPTH, F32_WEIGHTS, GROUP, KIND, MAGNITUDES, OUTLIER_COUNT, OUTLIERS, U8, ZERO_CODE
 from millpond.kernels.simd import (
     F32,
     I32,
@@ -254,7 +254,7 @@ def prepare(layer, x, first, target, sums):
     """The channels first, first + 1, ... (whole groups; float32 x, overwritten) of a row as a linear layer's input.
 
     target, sums: the addresses of the row. Integer kinds take signed 8-bit codes in target, and in sums what
-    quantise_group says for each group, then the values of the layer's outlier channels.
+    quantise_group says for each group, then the values of the layer's outlier channels; others float32 or bfloat16.
     """
     kind, depth = layer[KIND], layer[DEPTH]
     if layer[MAGNITUDES]:
@@ -270,7 +270,7 @@ def prepare(layer, x, first, target, sums):
         for g in range(x.size // GROUP):
             group = first // GROUP + g
             quantise_group(address(x) + g * GROUP * 4, target + group * GROUP, sums + group * 8)
-    elif kind == BF16:
+    elif kind != F32_WEIGHTS:
         round_row(address(x), target + 2 * first, x.size // 16)
     else:
         copy_row(address(x), target + 4 * first, x.size // 16)

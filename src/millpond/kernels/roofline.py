@@ -11,10 +11,10 @@ from numba import njit, prange, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from millpond.kernels.amx import SUM_BYTES, configure, load_tile, store_tile, tile_call
+from millpond.kernels.amx import configure, load_tile, store_tile, tile_call
 from millpond.kernels.isa import AMX, AVX512, ISAS, vectors_of
 from millpond.kernels.link import call, entry_point
-from millpond.kernels.matmul import linear
+from millpond.kernels.matmul import AMX_ROWS, LINE, linear
 from millpond.kernels.simd import I64, V16F32, V16I32, Ir, address
 from millpond.kernels.threads import clock_into, enter, leave, new_sync
 
@@ -23,6 +23,7 @@ DOTS = {"u8 x s8": DOT_U8S8, "bf16": DOT_BF16, "float32": FMA_F32}
 PRODUCTS = {DOT_U8S8: 64, DOT_BF16: 32, FMA_F32: 16}  # of one vector instruction's worth
 # The instructions of AMX, which sum the products of 16 rows of 64 bytes and 16 columns, and how many of them stand in a
 # round, each with sums of its own.
+TILE_BYTES = AMX_ROWS * LINE
 AMX_DOTS = {DOT_U8S8: "tdpbssd", DOT_BF16: "tdpbf16ps"}
 AMX_TILES = 4
 WEIGHT_VECTORS, ROWS = 3, 4  # as in a matmul tile: so many vectors of weights meet so many rows
@@ -117,7 +118,7 @@ def _dots(ir, kind, place, count):
 
 @intrinsic(prefer_literal=True)
 def amx_probe_tile(typingctx, kind, place, count, sink):
-    """`count` times AMX_TILES times the products of the rows at `place` and the weights behind them, both of SUM_BYTES;
+    """`count` times AMX_TILES times the products of the rows at `place` and the weights behind them, TILE_BYTES each;
     the sums go to `sink`, one behind the other."""
     kind_ = kind.literal_value
 
@@ -126,12 +127,12 @@ def amx_probe_tile(typingctx, kind, place, count, sink):
         configure(ir, [(I64(16), 64)] * (2 + AMX_TILES))
         sums = range(2, 2 + AMX_TILES)
         load_tile(ir, 0, place, I64(64))
-        load_tile(ir, 1, ir.at(place, SUM_BYTES), I64(64))
+        load_tile(ir, 1, ir.at(place, TILE_BYTES), I64(64))
         for each in sums:
             tile_call(ir, "tilezero", each)
         ir.loop(count, [], lambda *_: [tile_call(ir, AMX_DOTS[kind_], each, 0, 1) for each in sums] and [])
         for i, each in enumerate(sums):
-            store_tile(ir, each, ir.at(sink, i * SUM_BYTES), I64(64))
+            store_tile(ir, each, ir.at(sink, i * TILE_BYTES), I64(64))
         tile_call(ir, "tilerelease")
         return context.get_dummy_value()
 

@@ -7,7 +7,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from millpond.kernels.amx import make_signed, many_rows
+from millpond.kernels.amx import first_rows, more_rows
 from millpond.kernels.amx_attention import all_scores, all_values, fits
 from millpond.kernels.attention import BF16_KV, GROUP_TOKENS, KV_KINDS, TILE_ROWS, cap_scores, score, softmax, value
 from millpond.kernels.isa import AMX, ISAS, vectors_of
@@ -20,13 +20,13 @@ TILES_OF = {U4: {U4, FIRST_U4, NEAR_U8, U8}, U8: {U8, NEAR_U8}, BF16: {BF16}, F3
 
 class Tiles(NamedTuple):
     """Addresses by literal: gemm [kind, rows], score [rows], softmax [windowed], value [rows, vectors]; 0 where the
-    model needs none. threads: how many share a step. many_rows: of the tile for many rows, 0 where the instruction set
-    has none; make_signed [kind]: of what prepares it; all_scores, all_values: in place of score and value, or 0."""
+    model needs none. threads: how many share a step. By AMX, or 0: first_rows [kind, 16 rows together], more_rows in
+    place of gemm, all_scores, all_values in place of score and value."""
 
     threads: int
     gemm: NDArray[np.int64]
-    make_signed: NDArray[np.int64]
-    many_rows: int
+    first_rows: NDArray[np.int64]
+    more_rows: int
     score: NDArray[np.int64]
     softmax: NDArray[np.int64]
     cap: int
@@ -54,18 +54,17 @@ def load_tiles(
     """
     level, kv = types.literal(vectors_of(isa)), types.literal(KV_KINDS[kv_dtype])
     ints = [types.int64] * 15
-    gemms, signed, many = np.zeros((KINDS, ROWS + 1), np.int64), np.zeros(U8 + 1, np.int64), 0
-    for kind in set().union(*(TILES_OF[kind] for kind in kinds)):
+    gemms, first = np.zeros((KINDS, ROWS + 1), np.int64), np.zeros((U8 + 1, 3), np.int64)
+    by_amx = {U4, U8, BF16}.intersection(kinds) if ISAS[isa] == AMX else set()
+    for kind in set().union(*(TILES_OF[kind] for kind in set(kinds) - by_amx)):
         for rows in range(ROWS if kind in (NEAR_U8, FIRST_U4) else 1, ROWS + 1):
             gemms[kind, rows] = link(gemm, level, types.literal(kind), types.literal(rows), *ints)
-    integers = {U4, U8}.intersection(kinds) if ISAS[isa] == AMX else ()
-    for kind in integers:
-        signed[kind] = link(make_signed, types.literal(kind), *ints[:3])
-    if integers:
-        many = link(many_rows, *ints[:14])
+    for kind in by_amx - {BF16}:
+        for together in (1, 2):
+            first[kind, together] = link(first_rows, types.literal(kind), types.literal(together), *ints[:10])
     scores, values = np.zeros(TILE_ROWS + 1, np.int64), np.zeros((TILE_ROWS + 1, 5), np.int64)
-    by_amx = ISAS[isa] == AMX and KV_KINDS[kv_dtype] == BF16_KV and fits(head_dim)
-    for rows in () if by_amx else attention_rows(heads_per_kv):
+    attends = ISAS[isa] == AMX and KV_KINDS[kv_dtype] == BF16_KV and fits(head_dim)
+    for rows in () if attends else attention_rows(heads_per_kv):
         literal = types.literal(rows)
         scores[rows] = link(score, level, kv, literal, *ints[:7])
         for vectors in [4] * (head_dim >= 64) + [1] * (head_dim % 64 > 0):
@@ -76,14 +75,14 @@ def load_tiles(
     return Tiles(
         threads=threads,
         gemm=gemms,
-        make_signed=signed,
-        many_rows=many,
+        first_rows=first,
+        more_rows=link(more_rows, *ints[:8]) if by_amx else 0,
         score=scores,
         softmax=softmaxes,
         cap=link(cap_scores, types.int64, types.float32, types.float32, types.int64) if capped else 0,
         value=values,
-        all_scores=link(all_scores, types.literal(head_dim), *ints[:10]) if by_amx else 0,
-        all_values=link(all_values, types.literal(head_dim), *ints[:10]) if by_amx else 0,
+        all_scores=link(all_scores, types.literal(head_dim), *ints[:10]) if attends else 0,
+        all_values=link(all_values, types.literal(head_dim), *ints[:10]) if attends else 0,
     )
 
 

@@ -15,12 +15,12 @@ from millpond.kernels.matmul import (
     COLUMNS,
     DESCRIPTOR_SIZE,
     GROUP,
+    LINE,
     MOST_OUTLIERS,
     ROW_BLOCK,
-    U8_BYTES,
     UNIT,
 )
-from millpond.kernels.pack import padded
+from millpond.kernels.pack import aligned_zeros, new_unpacked, padded
 from millpond.kernels.threads import new_sync
 from millpond.model.config import NO_ROPE, ModelConfig
 from millpond.model.experts import NUM_SLOT_LISTS
@@ -143,9 +143,10 @@ class Scratch(NamedTuple):
     sync: NDArray[np.int64]
 
 
-def new_weights(config: ModelConfig, weights: ModelWeights, max_model_len: int) -> Weights:
-    """The addresses of packed weights (which must outlive the result) and the rotation tables up to max_model_len."""
-    layers = np.array([[each.descriptor() for each in layer] for layer in weights.layers], dtype=np.int64)
+def new_weights(config: ModelConfig, weights: ModelWeights, max_model_len: int, isa: str) -> Weights:
+    """The addresses of packed weights (which must outlive the result), to be multiplied by these instructions, and the
+    rotation tables up to max_model_len."""
+    layers = np.array([[each.descriptor(isa) for each in layer] for layer in weights.layers], dtype=np.int64)
     assert layers.shape == (config.num_layers, linears_each(config), DESCRIPTOR_SIZE)
     if not config.has_branches:
         layers[:, [OUT, DOWN], ADDS] = 1  # they add to the hidden state
@@ -154,7 +155,7 @@ def new_weights(config: ModelConfig, weights: ModelWeights, max_model_len: int) 
     return Weights(
         layers=layers,
         embedding=np.array(weights.embedding.descriptor(), dtype=np.int64),
-        head=np.array(weights.head.descriptor(), dtype=np.int64),
+        head=np.array(weights.head.descriptor(isa), dtype=np.int64),
         norms=weights.norms,
         after=weights.after,
         biases=weights.biases,
@@ -324,25 +325,27 @@ def new_scratch(
     return Scratch(
         hidden=np.zeros((rows, padded(config.hidden_size)), np.float32),
         last=np.zeros((sampled, padded(config.hidden_size)), np.float32),
-        inputs=np.zeros(max(rows, sampled) * (narrow * 4 + 64), np.uint8),
+        inputs=aligned_zeros(max(rows, sampled) * (narrow * 4 + LINE)),
         sums=np.zeros((max(rows, sampled), narrow // GROUP * 2 + MOST_OUTLIERS), np.float32),
         qkv=np.zeros((rows, padded(heads * config.head_dim)), np.float32),
         queries=np.zeros((config.num_kv_heads, rows, query_width), kv_dtype),
         attended=np.zeros((config.num_kv_heads, rows, width), np.float32),
         ffn=np.zeros((threads, ROW_BLOCK, 2 * UNIT), np.float32),
-        ffn_inputs=np.zeros(slots * (config.ffn_size * 4 + 64), np.uint8),
+        ffn_inputs=aligned_zeros(slots * (config.ffn_size * 4 + LINE)),
         ffn_sums=np.zeros((slots, config.ffn_size // GROUP * 2 + MOST_OUTLIERS), np.float32),
         branch=np.zeros((max(rows, sampled) if config.has_branches else 0, padded(config.hidden_size)), np.float32),
         routed=np.zeros((rows if routed else 0, padded(config.num_experts) + config.experts_used), np.float32),
         slots=np.zeros((NUM_SLOT_LISTS, max(routed, config.num_experts + 1)), np.int64),
-        expert_inputs=np.zeros(routed * (config.hidden_size * 4 + 64), np.uint8),
+        expert_inputs=aligned_zeros(routed * (config.hidden_size * 4 + LINE)),
         expert_sums=np.zeros((routed, config.hidden_size // GROUP * 2 + MOST_OUTLIERS), np.float32),
         expert_outputs=np.zeros((routed, padded(config.hidden_size)), np.float32),
         logits=np.zeros((sampled, padded(config.vocab_size)), np.float32),
         tops=np.zeros((sampled, padded(config.vocab_size) // COLUMNS), np.float32),
-        unpacked=np.zeros((threads, depth // GROUP * U8_BYTES), np.uint8),
+        unpacked=new_unpacked(depth, threads),
         row=np.zeros((threads, narrow), np.float32),
-        scores=np.zeros((threads, group_rows, blocks * BLOCK), np.float32),
+        scores=aligned_zeros(threads * group_rows * (blocks | 1) * LINE)
+        .view(np.float32)
+        .reshape(threads, group_rows, -1),
         factors=np.zeros((threads, group_rows), np.float32),
         sync=new_sync(threads),
     )

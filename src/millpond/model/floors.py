@@ -6,7 +6,7 @@ A phase cannot be faster than its bytes at the machine's bandwidth, nor than its
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from millpond.kernels.matmul import BF16, COLUMNS, F32_WEIGHTS, U4, U8
+from millpond.kernels.matmul import AMX_U4, BF16, COLUMNS, F32_WEIGHTS, KIND, U4, U8
 from millpond.kernels.pack import Packed
 from millpond.kernels.roofline import MachineRates
 from millpond.model.config import ModelConfig
@@ -19,7 +19,7 @@ LAYER = ("norm 1", "q k v", "rotate, write", "attend", "gather", "out", "norm 2"
 BEFORE, AFTER = "arrays", "leave, sample"
 
 DOT_OF = {U4: "u8 x s8", U8: "u8 x s8", BF16: "bf16", F32_WEIGHTS: "float32"}
-INPUT_BYTES = {U4: 1, U8: 1, BF16: 2, F32_WEIGHTS: 4}  # of an activation, as the layer's kind takes it
+INPUT_BYTES = {"u8 x s8": 1, "bf16": 2, "float32": 4}  # of an activation, by the product that it goes into
 QUERY_BYTES = {"bf16": 2, "float32": 4, "u8 x s8": 1.5}  # of a query's element, by the product that it goes into
 FLOAT = 4
 
@@ -91,22 +91,28 @@ def phase_names(num_layers: int) -> list[str]:
     return [*FIRST, *LAYER * num_layers, *LAST]
 
 
-def linear_work(layers: Iterable[Packed], rows: int) -> Work:
+def dot_of(layer: Packed, isa: str) -> str:
+    """The kind of product that a layer's weights meet the rows in: AMX makes bfloat16 of integers."""
+    kind = layer.descriptor(isa)[KIND]
+    return DOT_OF[kind] if kind < AMX_U4 else "bf16"
+
+
+def linear_work(layers: Iterable[Packed], rows: int, isa: str) -> Work:
     """`rows` rows through each of the layers."""
     layers = list(layers)
     work = Work(rows, parts=len(layers))
     for each in layers:
         work.memory_bytes += packed_bytes(each)
-        work.cache_bytes += rows * (each.depth * INPUT_BYTES[each.kind] + each.columns * FLOAT)
-        dot = DOT_OF[each.kind]
+        dot = dot_of(each, isa)
+        work.cache_bytes += rows * (each.depth * INPUT_BYTES[dot] + each.columns * FLOAT)
         work.operations[dot] = work.operations.get(dot, 0) + 2 * rows * each.columns * each.depth
     return work
 
 
-def gated_work(gate_up: Iterable[Packed], rows: int, written: float) -> Work:
+def gated_work(gate_up: Iterable[Packed], rows: int, written: float, isa: str) -> Work:
     """gate and up, of which only the product is left: `written` bytes a row and layer."""
     layers = list(gate_up)
-    work = linear_work(layers, rows)
+    work = linear_work(layers, rows, isa)
     outputs = sum(each.columns * FLOAT for each in layers)
     work.cache_bytes += rows * (len(layers) * written - outputs)
     return work
@@ -134,11 +140,14 @@ def attention_work(config: ModelConfig, shape: StepShape, kv_position_bytes: flo
 
 
 def step_work(
-    config: ModelConfig, weights: ModelWeights, shape: StepShape, kv_position_bytes: float, kv_dot: str
+    config: ModelConfig, weights: ModelWeights, shape: StepShape, kv_position_bytes: float, kv_dot: str, isa: str
 ) -> dict[str, Work]:
-    """The work of every part of a step by name; kv_position_bytes: of one position over all layers, keys and values;
-    kv_dot: the kind of product that they meet. The arrays before the walk have no floor worth a name. After the last
-    attention only the rows that sample go on."""
+    """The work of every part of a step by name.
+
+    kv_position_bytes: of one position over all layers, keys and values; kv_dot: the kind of product that they meet;
+    isa: the instruction set. The arrays before the walk have no floor worth a name. After the last attention only the
+    rows that sample go on.
+    """
     rows, layers, sampled = shape.rows, config.num_layers, shape.sequences
     qkv, out, gate_up, down = zip(*weights.layers, strict=True)
     inner = layers - 1
@@ -146,23 +155,24 @@ def step_work(
     both = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
 
     def prepared(group: tuple[Packed, ...]) -> float:
-        return sum(each.depth * INPUT_BYTES[each.kind] for each in group) / layers
+        return sum(each.depth * INPUT_BYTES[dot_of(each, isa)] for each in group) / layers
 
     embedding_row = packed_bytes(weights.embedding) / config.vocab_size
-    head_input = hidden * INPUT_BYTES[weights.head.kind]
+    head_input = hidden * INPUT_BYTES[dot_of(weights.head, isa)]
     return {
         BEFORE: Work(rows),
         "embed": Work(rows, memory_bytes=rows * embedding_row, cache_bytes=rows * hidden * FLOAT),
         "norm 1": row_work(layers, rows, hidden, prepared(qkv)),
-        "q k v": linear_work(qkv, rows),
+        "q k v": linear_work(qkv, rows, isa),
         "rotate, write": row_work(layers, rows, both, heads * QUERY_BYTES[kv_dot] + kv_position_bytes / layers),
         "attend": attention_work(config, shape, kv_position_bytes, kv_dot),
         "gather": row_work(inner, rows, heads, prepared(out)) + row_work(1, sampled, heads, prepared(out)),
-        "out": linear_work(out[:-1], rows) + linear_work(out[-1:], sampled),
+        "out": linear_work(out[:-1], rows, isa) + linear_work(out[-1:], sampled, isa),
         "norm 2": row_work(inner, rows, hidden, prepared(gate_up)) + row_work(1, sampled, hidden, prepared(gate_up)),
-        "gate * up": gated_work(gate_up[:-1], rows, prepared(down)) + gated_work(gate_up[-1:], sampled, prepared(down)),
-        "down": linear_work(down[:-1], rows) + linear_work(down[-1:], sampled),
+        "gate * up": gated_work(gate_up[:-1], rows, prepared(down), isa)
+        + gated_work(gate_up[-1:], sampled, prepared(down), isa),
+        "down": linear_work(down[:-1], rows, isa) + linear_work(down[-1:], sampled, isa),
         "last norm": row_work(1, sampled, hidden, head_input),
-        "head": linear_work([weights.head], sampled),
+        "head": linear_work([weights.head], sampled, isa),
         AFTER: row_work(1, sampled, config.vocab_size // COLUMNS, 0),
     }

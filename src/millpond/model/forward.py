@@ -244,7 +244,8 @@ def gate_up_units(tiles, thread, weights, layer, rows, scratch):
             else:
                 swiglu_row(address(row), address(row) + 4 * UNIT, address(row), channels // 16)
             place = address(scratch.ffn_inputs) + m * input_stride(down)
-            fetch(place + ROWS * input_stride(down) + unit * UNIT, UNIT // LINE)
+            size = (input_stride(down) - LINE) * UNIT // down[DEPTH]
+            fetch(place + ROWS * input_stride(down) + unit * size, size // LINE)
             prepare(down, row[:channels], unit * UNIT, place, address(scratch.ffn_sums[m]))
 
 

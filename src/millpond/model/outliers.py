@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.kernels.matmul import GROUP, MAGNITUDES, MOST_OUTLIERS, OUTLIER_COUNT, OUTLIERS, U8
+from millpond.kernels.matmul import GROUP, KIND, MAGNITUDES, MOST_OUTLIERS, OUTLIER_COUNT, OUTLIERS, U8
 from millpond.kernels.pack import Packed
 
 # A further channel is taken out while that lowers the layer's predicted rounding error (its variance) by this share.
@@ -49,8 +49,8 @@ def take_out(descriptors: Sequence[tuple[Packed, NDArray[np.int64]]], outliers: 
 def integer_layers(
     descriptors: Sequence[tuple[Packed, NDArray[np.int64]]],
 ) -> list[tuple[Packed, NDArray[np.int64]]]:
-    """The others are not quantised and have no outliers."""
-    return [(layer, row) for layer, row in descriptors if layer.kind <= U8]
+    """Those whose inputs become 8-bit groups; the others have no outliers."""
+    return [(layer, row) for layer, row in descriptors if row[KIND] <= U8]
 
 
 def choose_channels(magnitudes: NDArray[np.float32], group_weights: NDArray[np.float32]) -> NDArray[np.int64]:

@@ -8,8 +8,8 @@ import numpy as np
 
 from millpond.errors import ConfigError
 from millpond.kernels.isa import runnable
-from millpond.kernels.matmul import BF16, GROUP, HALF, U4, U8, U8_BYTES, input_stride
-from millpond.kernels.pack import Packed, pack_affine, pack_float
+from millpond.kernels.matmul import BF16, GROUP, HALF, U4, U8, input_stride
+from millpond.kernels.pack import Packed, aligned_zeros, new_unpacked, pack_affine, pack_float
 from millpond.kernels.pointwise import prepare
 from millpond.kernels.roofline import repeat_linear
 from millpond.kernels.threads import new_sync
@@ -82,7 +82,8 @@ def measure_isas(plan: IsaPlan, clock: Callable[[], float], notify: Callable[[st
         layer = random_layer(WEIGHTS[name])
         for rows in plan.rows:
             notify(f"{name}, rows: {rows}")
-            rates = layer_rates(layer, rows, tiles, plan.rounds, clock)
+            runs = {isa: layer_run(layer, rows, isa, each) for isa, each in tiles.items()}
+            rates = layer_rates(runs, rows, plan.rounds, clock)
             result += [row_of(name, rows, isa, rates[isa], rates[BASE]) for isa in plan.isas]
     return result
 
@@ -94,34 +95,32 @@ def row_of(weights: str, rows: int, isa: str, rates: list[float], base: list[flo
 
 
 def layer_rates(
-    layer: Packed, rows: int, tiles: dict[str, Tiles], rounds: int, clock: Callable[[], float]
+    runs: dict[str, Callable[[int], None]], rows: int, rounds: int, clock: Callable[[], float]
 ) -> dict[str, list[float]]:
     """Operations per second of each round by instruction set, which take turns; the first turn is not counted."""
-    run, operations = layer_run(layer, rows), 2.0 * rows * DEPTH * COLUMNS
-    count, rates = max(1, round(RUN_OPERATIONS / operations)), {isa: [] for isa in tiles}
+    operations = 2.0 * rows * DEPTH * COLUMNS
+    count, rates = max(1, round(RUN_OPERATIONS / operations)), {isa: [] for isa in runs}
     for turn in range(rounds + 1):
-        for isa, each in tiles.items():
+        for isa, run in runs.items():
             start = clock()
-            run(each, count)
+            run(count)
             seconds = clock() - start
             if turn:
                 rates[isa].append(count * operations / seconds)
     return rates
 
 
-def layer_run(packed: Packed, rows: int) -> Callable[[Tiles, int], None]:
-    """A function of tiles and a count that has the layer computed so many times on the same random rows."""
-    layer = np.array(packed.descriptor(), np.int64)
-    inputs, sums = (
-        np.zeros(rows * input_stride.py_func(layer), np.uint8),
-        np.zeros((rows, DEPTH // GROUP * 2), np.float32),
-    )
+def layer_run(packed: Packed, rows: int, isa: str, tiles: Tiles) -> Callable[[int], None]:
+    """A function of a count that has the layer computed so many times on the same random rows."""
+    layer = np.array(packed.descriptor(isa), np.int64)
+    stride = input_stride.py_func(layer)
+    inputs, sums = aligned_zeros(rows * stride), np.zeros((rows, DEPTH // GROUP * 2), np.float32)
     for row, values in enumerate(np.random.default_rng(1).standard_normal((rows, DEPTH), dtype=np.float32)):
-        prepare(layer, values, 0, inputs.ctypes.data + row * input_stride.py_func(layer), sums[row].ctypes.data)
-    outputs, scratch = np.zeros((rows, COLUMNS), np.float32), np.zeros(DEPTH // GROUP * U8_BYTES, np.uint8)
+        prepare(layer, values, 0, inputs.ctypes.data + row * stride, sums[row].ctypes.data)
+    outputs, scratch = np.zeros((rows, COLUMNS), np.float32), new_unpacked(DEPTH)[0]
     sync = new_sync(1)
 
-    def run(tiles: Tiles, count: int) -> None:
+    def run(count: int) -> None:
         assert packed.weights.size  # the descriptor holds its address alone
         repeat_linear(count, tiles, sync, layer, rows, inputs, sums, outputs, scratch)
 

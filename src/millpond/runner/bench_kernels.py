@@ -141,7 +141,7 @@ def measure_kernels(
     steps = []
     for shape in plan.shapes:
         notify(shape.name)
-        work = step_work(runner.config, runner._packed, shape, timer.kv_position_bytes, timer.kv_dot)
+        work = step_work(runner.config, runner._packed, shape, timer.kv_position_bytes, timer.kv_dot, isa)
         step = timer.running(shape)
         report = step_report(shape, timer.measure(step, plan.repetitions), work, rates)
         if is_bound_by_memory(report):

@@ -44,7 +44,7 @@ from millpond.model.config import ModelConfig
 from millpond.model.encoder import walk_of
 from millpond.model.experts import link_experts
 from millpond.model.forward import forward, link_forward
-from millpond.model.outliers import PROBE_TOKENS, find_outliers, probe_tokens, take_out
+from millpond.model.outliers import PROBE_TOKENS, find_outliers, integer_layers, probe_tokens, take_out
 from millpond.model.pooling import LAST
 from millpond.model.weights import ModelWeights
 from millpond.runner.compiled import tile_loader
@@ -99,7 +99,7 @@ class ModelRunner:
         self._max_rows, self._max_model_len, self._vocab_size = max_num_batched_tokens, max_model_len, vocab_size
         self._per_block = block_size // BLOCK
         self._first_blocks = FIRST_BLOCKS * max_num_seqs * self._per_block
-        self._weights: Weights = new_weights(config, packed, max(max_model_len, PROBE_TOKENS))
+        self._weights: Weights = new_weights(config, packed, max(max_model_len, PROBE_TOKENS), isa)
         self._num_blocks = num_blocks * self._per_block  # the kernels'
         self._places = block_places(config, max(self._num_blocks, PROBE_TOKENS))
         self._cache: KVCache = new_kv_cache(config, self._num_blocks, self._kv_dtype)
@@ -132,6 +132,8 @@ class ModelRunner:
         layers = zip(self._packed.layers, self._weights.layers, strict=True)
         pairs = [pair for each, rows in layers for pair in zip(each, rows, strict=True)]
         pairs.append((self._packed.head, self._weights.head))
+        if not integer_layers(pairs):  # nothing is rounded to 8 bits on its way
+            return tuple(np.empty(0, np.int64) for _ in self._packed.integer_layers)
         known = self._packed.outliers
         outliers = self._find_outliers(pairs) if known is None else known
         if known is None:
