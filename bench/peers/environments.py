@@ -20,6 +20,7 @@ from bench.peers.site import REQUIREMENTS, ROOT, Site, read_json, write_json
 REFERENCE = "reference"
 PRELOAD_PACKAGE = "libtcmalloc-minimal4"
 QUICK_SECONDS = 120.0
+ENGINES_FOLDER = Path(__file__).resolve().parent / "engines"
 
 
 def run_logged(name: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -46,14 +47,23 @@ def make_environment(site: Site, name: str) -> None:
         run_logged(name, [sys.executable, "-m", "venv", str(site.environment(name))], site.log(f"{name}-setup"))
 
 
+def build_environment(site: Site, engine: Engine) -> dict[str, str]:
+    """The engine's install_environment with the number of cores and the folder of the engines' files put in."""
+    jobs, folder = str(len(site.cores)), str(ENGINES_FOLDER)
+    return {
+        name: value.replace("{jobs}", jobs).replace("{engines}", folder)
+        for name, value in engine.install_environment.items()
+    }
+
+
 def install(site: Site, engine: Engine) -> None:
     """The engine's pinned requirements; millpond itself comes from the working tree. Raises EngineFailure."""
     make_environment(site, engine.name)
     requirements = REQUIREMENTS / f"{engine.name}.txt"
-    jobs = str(len(site.cores))
-    environment = {name: value.replace("{jobs}", jobs) for name, value in engine.install_environment.items()}
     wanted = ["-r", str(requirements)] if requirements.exists() else ["--editable", str(ROOT)]
-    _pip(site, engine.name, ["install", *wanted], environment)
+    # pip's cache does not say how a package was compiled, and for which processor.
+    compiled = ["--no-cache-dir", "--force-reinstall"] if engine.install_environment else []
+    _pip(site, engine.name, ["install", *compiled, *wanted], build_environment(site, engine))
     if engine.remove:
         _pip(site, engine.name, ["uninstall", "--yes", *engine.remove])
     if engine.probe:
@@ -120,6 +130,7 @@ def set_up_engine(site: Site, engine: Engine) -> dict[str, Any]:
         "version": versions.get(engine.distribution, "?"),
         "versions": versions,
         "bytes": folder_bytes(site.environment(engine.name)),
+        "install_environment": dict(engine.install_environment),
     }
     if engine.name == "millpond":
         record["bytes"] += folder_bytes(ROOT / "src" / "millpond")
@@ -156,6 +167,8 @@ def missing(site: Site, names: Sequence[str]) -> dict[str, str]:
             reasons[name] = "not set up yet"
         elif not records[name]["ok"]:
             reasons[name] = records[name]["error"]
+        elif name in ENGINES and records[name].get("install_environment", {}) != ENGINES[name].install_environment:
+            reasons[name] = "compiled with other settings than today's; run the setup again"
     return reasons
 
 

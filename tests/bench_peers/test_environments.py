@@ -1,4 +1,8 @@
 import os
+import re
+import shlex
+import shutil
+import subprocess
 
 import pytest
 
@@ -57,3 +61,54 @@ def test_the_size_of_a_folder_counts_a_file_with_two_names_once(tmp_path):
     once = environments.folder_bytes(tmp_path)
     os.link(tmp_path / "a", tmp_path / "b")
     assert environments.folder_bytes(tmp_path) == once >= 1 << 20
+
+
+# A tile's rows, known when the function is called only: a store of them has to come before the instruction.
+TILES = """
+#include <immintrin.h>
+void configure(char rows) {
+    alignas(64) char config[64] = {};
+    config[0] = 1;
+    config[48] = rows;
+    _tile_loadconfig(config);
+}
+"""
+
+
+def test_llama_cpp_is_compiled_so_that_its_tiles_get_their_rows(site, tmp_path):
+    flags = shlex.split(environments.build_environment(site, ENGINES["llamacpp"])["CXXFLAGS"])
+    if not shutil.which("g++"):
+        pytest.skip("no g++ here")
+    command = ["g++", "-O3", "-march=x86-64", "-S", "-x", "c++", "-", "-o", "-"]
+    if subprocess.run([*command, "-mamx-tile"], input="", capture_output=True, text=True).returncode:
+        pytest.skip("this g++ knows no AMX")
+    tiles = subprocess.run([*command, "-mamx-tile", *flags], input=TILES, capture_output=True, text=True)
+    assert not tiles.returncode, tiles.stderr
+    before, instruction, _ = tiles.stdout.partition("ldtilecfg")
+    assert instruction
+    assert re.search(r"mov\w*\s+%(dil|edi)\b", before), tiles.stdout
+
+
+def test_without_amx_nothing_is_put_in_front_of_llama_cpp(site):
+    flags = shlex.split(environments.build_environment(site, ENGINES["llamacpp"])["CXXFLAGS"])
+    if not shutil.which("g++"):
+        pytest.skip("no g++ here")
+    command = ["g++", "-march=x86-64", "-E", "-P", "-x", "c++", "-", *flags]
+    assert not subprocess.run(command, input="", capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_what_is_compiled_here_does_not_come_out_of_pips_cache(site, monkeypatch):
+    asked = []
+    monkeypatch.setattr(environments, "make_environment", lambda site, name: None)
+    monkeypatch.setattr(environments, "_pip", lambda site, name, arguments, environment=None: asked.append(arguments))
+    environments.install(site, ENGINES["llamacpp"])
+    assert {"--no-cache-dir", "--force-reinstall"} <= set(asked[0])
+
+
+def test_an_engine_that_was_compiled_with_other_settings_is_missing(site):
+    record = {"ok": True, "install_environment": dict(ENGINES["llamacpp"].install_environment)}
+    environments.record_setup(site, "llamacpp", record)
+    assert environments.missing(site, ["llamacpp"]) == {}
+    record["install_environment"]["CXXFLAGS"] = ""
+    environments.record_setup(site, "llamacpp", record)
+    assert "other settings" in environments.missing(site, ["llamacpp"])["llamacpp"]

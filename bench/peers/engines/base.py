@@ -18,8 +18,9 @@ class Engine:
     """One engine: its settings by variant, the best known first, and how it is started offline and as a server.
 
     open_offline takes (site, name, settings, prefix_caching); plan_server (site, settings, prefix_caching), and is None
-    where the engine's package has no server. install_environment is for pip, remove names packages that its
-    requirements drag in and that keep it from starting.
+    where the engine's package has no server. install_environment is for pip where the package is compiled here: in it
+    {jobs} stands for the number of cores, {engines} for this folder. remove names packages that its requirements drag
+    in and that keep it from starting.
     """
 
     name: str

@@ -28,7 +28,6 @@ VARIANTS: dict[str, Settings] = {
     "q4_0": {"model": "q4_0.gguf"},
     "q8_0": {"model": "q8_0.gguf"},
     "q4_1": {"model": ""},  # the file that everything is made from
-    # Where the processor has AMX: without this, b11434 as GCC 12 builds it ends with an illegal instruction.
     "no_repack": {"model": "q4_0.gguf", "switches": ["--no-repack"]},
     "no_fa": {"model": "q4_0.gguf", "flags": {"-fa": "off"}},
     "ub_128": {"model": "q4_0.gguf", "flags": {"-ub": 128}},
@@ -151,6 +150,7 @@ ENGINE = Engine(
     install_environment={
         "CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF "
         "-DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF",
+        "CXXFLAGS": '-include "{engines}/llamacpp_tiles.h"',  # without it, what GCC 12 makes for AMX ends at once
         "LLAMA_CPP_BUILD_JOBS": "{jobs}",
     },
 )
