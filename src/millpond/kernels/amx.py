@@ -211,16 +211,17 @@ def first_rows_tile(typingctx, kind, together, count, add, a, lda, w, unpacked, 
                     yield partial(tile_call, ir, "tdpbf16ps", i * VECTORS + j, ROWS_TILE, WEIGHTS_TILE)
 
         def group(g, _):
+            is_first = b.icmp_signed("==", g, I64(0))
+            before = b.select(is_first, g, b.sub(g, I64(1)))
             for j in range(VECTORS):
-                _unpack(ir, kind_, w, ir.at(g, 1), j, group_at(ir.at(g, 1)), list(multiply(g, j)))
+                _unpack(ir, kind_, w, g, j, group_at(g), list(multiply(before, j)))
+            with b.if_then(is_first):  # nothing came before: what was summed up is nobody's
+                for register in range(together_ * VECTORS):
+                    tile_call(ir, "tilezero", register)
             return []
 
         configure(ir, _shapes(count))
-        for register in range(together_ * VECTORS):
-            tile_call(ir, "tilezero", register)
-        for j in range(VECTORS):
-            _unpack(ir, kind_, w, I64(0), j, unpacked, [])
-        ir.loop(last, [], group)
+        ir.loop(groups, [], group)
         for j in range(VECTORS):
             for instruction in multiply(last, j):
                 instruction()

@@ -160,9 +160,9 @@ def by_all(entry, places, count, sinks, clocks, sync):
     for thread in prange(places.size):
         enter(sync, thread, places.size)
         leave(sync, thread, 1)
-        clock_into(address(clocks[thread]))
-        call(entry, 0, 0, places[thread], count, address(sinks[thread]))
-        clock_into(address(clocks[thread]) + 16)
+        clock_into(address(clocks, thread))
+        call(entry, 0, 0, places[thread], count, address(sinks, thread))
+        clock_into(address(clocks, thread) + 16)
 
 
 @njit(cache=True, nogil=True)

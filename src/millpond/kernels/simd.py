@@ -305,14 +305,20 @@ class Ir:
 
 # ---- scalar bits and addresses, for use in Numba functions ------------------------------------------------
 @intrinsic
-def address(typingctx, array):
-    """The address of an array's first element, as a signed integer (Numba would make float64 of unsigned + signed)."""
+def address(typingctx, array, *places):
+    """The address of an array's first element, or of that at these places (int64) along its first axes, as a signed
+    integer (Numba would make float64 of unsigned + signed). A view of the places would be hundreds of instructions to
+    be compiled."""
 
     def codegen(context, builder, signature, args):
         struct = context.make_array(signature.args[0])(context, builder, args[0])
-        return builder.ptrtoint(struct.data, I64)
+        place, strides = builder.ptrtoint(struct.data, I64), cgutils.unpack_tuple(builder, struct.strides)
+        for index, stride in zip(cgutils.unpack_tuple(builder, args[1]), strides, strict=False):
+            place = builder.add(place, builder.mul(index, stride))
+        return place
 
-    return types.int64(array), codegen
+    kinds = types.Tuple([types.int64] * len(places))
+    return types.int64(array, kinds), codegen
 
 
 @intrinsic

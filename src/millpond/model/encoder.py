@@ -50,7 +50,7 @@ def embed_positions(thread, weights, batch, scratch):
     for m in shared_items(scratch.sync, thread, batch.tokens.size):
         embed(weights.embedding, batch.tokens[m], scratch.hidden[m])
         place = weights.positions[batch.positions[m]]
-        add_row(address(place), address(scratch.hidden[m]), place.size // 16)
+        add_row(address(place), address(scratch.hidden, m), place.size // 16)
 
 
 @inner
@@ -60,12 +60,12 @@ def norm_sums(thread, weights, n, layer, rows, scratch):
     row, size = scratch.row[thread], weights.norms.shape[1]
     for m in shared_items(scratch.sync, thread, rows):
         hidden = scratch.hidden[m]
-        add_row(address(weights.sum_biases[n]), address(hidden), size // 16)
+        add_row(address(weights.sum_biases, n), address(hidden), size // 16)
         layer_norm(hidden, weights.norms[n], weights.norm_biases[n], weights.epsilon, hidden)
         if n + 1 < len(weights.norms):
             copy_row(address(hidden), address(row), size // 16)
             place = address(scratch.inputs) + m * input_stride(layer)
-            prepare(layer, row[:size], np.int64(0), place, address(scratch.sums[m]))
+            prepare(layer, row[:size], np.int64(0), place, address(scratch.sums, m))
 
 
 @merged
@@ -85,4 +85,4 @@ def up_units(tiles, thread, weights, i, layer, rows, scratch):
             add_row(address(weights.up_biases[i, unit * UNIT :]), address(row), channels // 16)
             gelu_row(address(row), address(row), channels // 16)
             place = address(scratch.ffn_inputs) + m * input_stride(down)
-            prepare(down, row[:channels], unit * UNIT, place, address(scratch.ffn_sums[m]))
+            prepare(down, row[:channels], unit * UNIT, place, address(scratch.ffn_sums, m))

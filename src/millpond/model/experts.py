@@ -103,7 +103,7 @@ def gather_slots(thread, weights, layer, rows, scratch):
         copy_row(address(scratch.inputs) + m * input_stride(layer[ROUTER]), address(row), size // 16)
         # an expert's rows are together whatever the kind of the others
         place = address(scratch.expert_inputs) + first * stride + (slot - first) * input_stride(gate_up)
-        prepare(gate_up, row[:size], np.int64(0), place, address(scratch.expert_sums[slot]))
+        prepare(gate_up, row[:size], np.int64(0), place, address(scratch.expert_sums, slot))
 
 
 @inner
@@ -130,7 +130,7 @@ def gate_up_slots(tiles, thread, weights, layer, scratch):
                 row = room[n - first]
                 swiglu_row(address(row), address(row) + 4 * UNIT, address(row), channels // 16)
                 place = address(scratch.ffn_inputs) + start * ffn_stride + n * input_stride(down)
-                prepare(down, row[:channels], unit * UNIT, place, address(scratch.ffn_sums[start + n]))
+                prepare(down, row[:channels], unit * UNIT, place, address(scratch.ffn_sums, start + n))
 
 
 @inner

@@ -119,7 +119,7 @@ def embed_rows(thread, weights, batch, scratch):
     for m in shared_items(scratch.sync, thread, batch.tokens.size):
         embed(weights.embedding, batch.tokens[m], scratch.hidden[m])
         if weights.embedding_scale != 1:
-            scale_row(address(scratch.hidden[m]), weights.embedding_scale, scratch.hidden.shape[1] // 16)
+            scale_row(address(scratch.hidden, m), weights.embedding_scale, scratch.hidden.shape[1] // 16)
 
 
 @inner
@@ -132,13 +132,13 @@ def norm_rows(thread, weights, n, layer, rows, hidden, scratch):
             given = scratch.branch[m]
             if weights.norms_after:
                 rms_norm(given, weights.after[n - 1], weights.epsilon, given)
-            add_scaled(address(given), weights.residual_scale, address(hidden[m]), hidden.shape[1] // 16)
+            add_scaled(address(given), weights.residual_scale, address(hidden, m), hidden.shape[1] // 16)
         if weights.norms_before or n == len(weights.norms) - 1:
             rms_norm(hidden[m], weights.norms[n], weights.epsilon, row)
         else:
-            copy_row(address(hidden[m]), address(row), size // 16)
+            copy_row(address(hidden, m), address(row), size // 16)
         place = address(scratch.inputs) + m * input_stride(layer)
-        prepare(layer, row[:size], np.int64(0), place, address(scratch.sums[m]))
+        prepare(layer, row[:size], np.int64(0), place, address(scratch.sums, m))
 
 
 @merged
@@ -146,7 +146,7 @@ def finish_row(weights, i, qkv):
     """A row of q k v with its biases, its queries and keys with their norms."""
     dim, turned = weights.head_dim, (weights.num_heads + weights.num_kv_heads) * weights.head_dim
     if weights.biased:
-        add_row(address(weights.biases[i]), address(qkv), weights.biases.shape[1] // 16)
+        add_row(address(weights.biases, i), address(qkv), weights.biases.shape[1] // 16)
     if weights.query_key_norm:
         gains, first = weights.query_key_norms[i], np.int64(0)
         while first < turned:
@@ -169,7 +169,7 @@ def rotate_rows(thread, weights, i, keys, values, key_scales, value_scales, batc
             finish_row(weights, i, qkv)
         for h in range(weights.num_heads):
             rotate(qkv[h * dim : (h + 1) * dim], cosine, sine, row)
-            query = address(scratch.queries[h // per_kv, m]) + h % per_kv * (scratch.queries.strides[1] // per_kv)
+            query = address(scratch.queries, h // per_kv, m) + h % per_kv * (scratch.queries.strides[1] // per_kv)
             if scratch.queries.itemsize == 1:
                 quantise_query(address(row), query, dim)
             elif scratch.queries.itemsize == 2:
@@ -192,7 +192,7 @@ def attend_groups(tiles, thread, weights, i, keys, values, key_scales, value_sca
     for item in shared_items(scratch.sync, thread, len(batch.groups) * kv_heads):
         first, count, sequence, length = batch.groups[item // kv_heads]
         h = item % kv_heads
-        q, o = address(scratch.queries[h, first]), address(scratch.attended[h, first])
+        q, o = address(scratch.queries, h, first), address(scratch.attended, h, first)
         table, scores, factors = batch.tables[sequence], scratch.scores[thread], scratch.factors[thread]
         rows, q_bytes = count * per_token, scratch.queries.strides[1] // per_token
         alike = rows if weights.both_ways else per_token  # rows of the same context
@@ -218,11 +218,11 @@ def gather_rows(thread, weights, layer, rows, is_last, sampled, scratch):
     for n in shared_items(scratch.sync, thread, rows):
         m = sampled[n] if is_last else n
         if is_last:
-            copy_row(address(scratch.hidden[m]), address(scratch.last[n]), scratch.hidden.shape[1] // 16)
+            copy_row(address(scratch.hidden, m), address(scratch.last, n), scratch.hidden.shape[1] // 16)
         for h in range(weights.num_kv_heads):
-            copy_row(address(scratch.attended[h, m]), address(row) + h * width * 4, width // 16)
+            copy_row(address(scratch.attended, h, m), address(row) + h * width * 4, width // 16)
         place = address(scratch.inputs) + n * input_stride(layer)
-        prepare(layer, row[: layer[DEPTH]], np.int64(0), place, address(scratch.sums[n]))
+        prepare(layer, row[: layer[DEPTH]], np.int64(0), place, address(scratch.sums, n))
 
 
 @merged
@@ -246,7 +246,7 @@ def gate_up_units(tiles, thread, weights, layer, rows, scratch):
             place = address(scratch.ffn_inputs) + m * input_stride(down)
             size = (input_stride(down) - LINE) * UNIT // down[DEPTH]
             fetch(place + ROWS * input_stride(down) + unit * size, size // LINE)
-            prepare(down, row[:channels], unit * UNIT, place, address(scratch.ffn_sums[m]))
+            prepare(down, row[:channels], unit * UNIT, place, address(scratch.ffn_sums, m))
 
 
 @merged
