@@ -345,7 +345,7 @@ def test_the_arrays_of_a_step_are_those_that_their_descriptions_give(mixed, per_
     assert batch.slots.tolist() == [places[s][position // 16] * 16 + position % 16 for s, position in rows]
     # The chunk begins block 4 with its last token, at position 64; the decoded token begins a block too.
     assert {row: cleared for row, cleared in enumerate(batch.cleared.tolist()) if cleared} == {34: 15, 35: 15}
-    groups = [[0, 8, 0, 31], [8, 8, 0, 39], [16, 8, 0, 47], [24, 8, 0, 55], [32, 3, 0, 63]]
+    groups = [[0, 16, 0, 31], [16, 16, 0, 47], [32, 3, 0, 63]]
     assert batch.groups.tolist() == [*groups, [35, 1, 1, 16 * per_block + 1], [36, 3, 2, 6]]
     widest = max(map(len, blocks))
     assert batch.tables.tolist() == [table + [0] * (widest - len(table)) for table in places]
