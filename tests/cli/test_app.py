@@ -29,6 +29,13 @@ def commands(command=None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ..
         yield path
 
 
+def test_a_command_imports_no_other_command():
+    code = "import sys; from millpond.cli.app import app_for; app_for(['doctor', '--json']); print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "millpond.cli.doctor" in found
+    assert not {"millpond.cli.serve", "millpond.cli.sweep", "millpond.cli.bench"}.intersection(found)
+
+
 @pytest.mark.parametrize("path", list(commands()), ids=" ".join)
 def test_every_help_page_says_what_the_command_does_and_shows_examples(path):
     result = CliRunner().invoke(make_app(), [*path, "--help"])

@@ -44,8 +44,8 @@ INTEGER_CASES = {
 FLOAT_CASES = {"BF16": (BF16, None), "F32": (F32_WEIGHTS, None)}
 CASES = {**INTEGER_CASES, **FLOAT_CASES}
 
-ISAS = [isa for isa in RUNNABLE_ISAS if isa != "amx"]  # whose layers are in test_amx.py
-every_isa = pytest.mark.parametrize("isa", ISAS)
+VECTOR_ISAS = [isa for isa in RUNNABLE_ISAS if isa != "amx"]  # whose layers are in test_amx.py
+every_isa = pytest.mark.parametrize("isa", VECTOR_ISAS)
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 every_integer_case = pytest.mark.parametrize("case", INTEGER_CASES.values(), ids=INTEGER_CASES)
 every_float_case = pytest.mark.parametrize("case", FLOAT_CASES.values(), ids=FLOAT_CASES)
@@ -78,7 +78,7 @@ def outlier_weights(kind) -> np.ndarray:
 
 
 def descriptor_of(kind, outliers=None) -> np.ndarray:
-    row = np.array(packed(kind).descriptor(), np.int64)
+    row = np.array(packed(kind).descriptor(None), np.int64)
     assert row.shape == (DESCRIPTOR_SIZE,)
     if outliers is not None:
         row[OUTLIER_COUNT], row[OUTLIERS] = len(outliers), outliers.ctypes.data
@@ -225,7 +225,7 @@ def test_what_is_there_comes_after_the_outlier_channels(isa, name):
 def test_all_instruction_sets_give_the_same_bits_but_for_the_bfloat16_products_of_avx512(case):
     layer, rows = layer_and_rows(case)
     portable = run("portable", layer, rows, MANY)
-    for isa in ISAS:
+    for isa in VECTOR_ISAS:
         other = run(isa, layer, rows, MANY)
         if case[0] == BF16 and isa == "avx512":
             np.testing.assert_allclose(other, portable, rtol=0, atol=2e-6 * np.abs(portable).max())
@@ -252,7 +252,7 @@ def test_rows_of_vanishing_numbers_have_the_same_bits_on_every_instruction_set(c
     kind, outliers = case
     layer = descriptor_of(kind, outliers)
     x = random_rows(3) * np.float32([[1e-30], [1e-38], [1e-44]])
-    results = [run(isa, layer, Prepared(layer, kind, x), 3) for isa in ISAS]
+    results = [run(isa, layer, Prepared(layer, kind, x), 3) for isa in VECTOR_ISAS]
     for other in results:
         np.testing.assert_array_equal(other, results[0])
         assert np.abs(other[1:]).max() < 1e-36

@@ -206,7 +206,7 @@ def floats(kind, shape) -> tuple[Packed, np.ndarray]:
 @pytest.mark.parametrize("kind", [U4, U8, BF16, F32_WEIGHTS], ids=["U4", "U8", "BF16", "F32"])
 def test_an_embedding_row_is_exactly_the_row_that_was_packed(kind, shape):
     packed = floats(kind, shape)[0] if kind in FLOATS.values() else normal(shape, 4 if kind == U4 else 8).packed
-    descriptor, row = np.array(packed.descriptor(), np.int64), np.empty(shape[1], np.float32)
+    descriptor, row = np.array(packed.descriptor(None), np.int64), np.empty(shape[1], np.float32)
     for token in {0, shape[0] // 2, shape[0] - 1}:
         row[:] = np.nan
         embed(descriptor, token, row)
@@ -228,7 +228,7 @@ def test_outlier_channels_are_kept_by_tile_and_channel():
     np.testing.assert_array_equal(layer.outliers[:, :3].transpose(0, 2, 1).reshape(96, 3)[:50], exact)
     assert not layer.outliers[1, :, 2:].any(), "the columns that fill up the last tile"
     assert not layer.outliers[:, 3:].any()
-    assert layer.descriptor()[OUTLIER_WEIGHTS] == layer.outliers.ctypes.data
+    assert layer.descriptor(None)[OUTLIER_WEIGHTS] == layer.outliers.ctypes.data
 
 
 def test_layers_side_by_side_share_no_byte_and_begin_on_cache_lines():

@@ -104,7 +104,7 @@ def test_one_channel_that_is_not_finite_raises_no_warning_and_takes_no_good_one_
 
 def test_the_probe_fills_the_descriptors_of_integer_layers_and_no_others():
     layers = [integer_layer(seed=1), pack_float(np.ones((48, 64), np.float32), 2), integer_layer(seed=2)]
-    rows = np.array([each.descriptor() for each in layers])
+    rows = np.array([each.descriptor(None) for each in layers])
     before = rows.copy()
     seen = []
 

@@ -11,6 +11,7 @@ import pytest
 
 from millpond.build import build_model_runner
 from millpond.config import EngineConfig
+from millpond.kernels.isa import runnable
 from millpond.load.gguf import open_gguf
 from millpond.model import packed
 from millpond.model.checkpoint import read_figures
@@ -115,13 +116,24 @@ def test_the_weights_are_mapped_and_cannot_be_written(start):
 
 def test_an_engine_over_kept_weights_gives_the_same_bits_and_probes_no_more(start, tmp_path, monkeypatch):
     def logits():
-        return build_model_runner(start.model, SMALL, cache_dir=tmp_path / "cache").logits(range(3, 20))
+        runner = build_model_runner(start.model, replace(SMALL, isa="portable"), cache_dir=tmp_path / "cache")
+        assert all(channels.size for channels in runner.outliers)
+        return runner.logits(range(3, 20))
 
     monkeypatch.setattr("millpond.model.outliers.LEAST_GAIN", 0.0)  # every layer has outlier channels
     fresh = logits()
     assert len(start.files) == 1
     monkeypatch.setattr("millpond.runner.model_runner.find_outliers", lambda *args: pytest.fail("probed again"))
     np.testing.assert_array_equal(logits(), fresh)
+
+
+@pytest.mark.skipif("amx" not in runnable(), reason="this processor has no AMX, or may not use it")
+def test_where_amx_multiplies_nothing_is_probed(start, tmp_path, monkeypatch):
+    monkeypatch.setattr("millpond.runner.model_runner.find_outliers", lambda *args: pytest.fail("probed"))
+    for _ in range(2):  # packed, then mapped
+        runner = build_model_runner(start.model, replace(SMALL, isa="amx"), cache_dir=tmp_path / "cache")
+        assert len(runner.outliers) == len(runner._packed.integer_layers) > 0
+        assert not any(channels.size for channels in runner.outliers)
 
 
 @pytest.mark.parametrize("place", [0, 9, 40, packed.START, -1], ids=["magic", "length", "head", "first", "last"])

@@ -242,8 +242,8 @@ def test_the_probe_for_outlier_channels_fits_a_short_table_of_positions(tmp_path
     path = write_bert_gguf(
         tmp_path / "tiny.gguf", arrays=arrays, types={"*": "Q8_0"}, metadata={"bert.context_length": 32}
     )
-    engine = build_engine(path, settings())
-    assert engine.runner.outliers
+    engine = build_engine(path, settings(isa="portable"))
+    assert any(channels.size for channels in engine.runner.outliers)
     assert embed(engine, {"16": PROMPTS["16"]})["16"] @ embedding(arrays, PROMPTS["16"], "mean") > 0.998
 
 

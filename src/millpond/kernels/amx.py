@@ -1,6 +1,6 @@
 """Linear layers by AMX: the products of 16 rows, 16 columns and 32 inputs in one instruction, bfloat16 both.
 
-A tile of integer weights becomes bfloat16, its scales included, before the rows go through; the rows stay bfloat16, and
+A tile of integer weights becomes bfloat16, its scales included, as the first rows go through; rows stay bfloat16, and
 a sum stays in AMX's registers along all of K. A row's products are summed up in the same order whatever rows are beside
 it, so one row goes through as many do.
 """
@@ -106,6 +106,7 @@ def _pairs_of_nibbles(ir, w_g, j, scale):
         step = b.zext(ir.load(V16I16, w_g, STEPS_AT + (half * VECTORS + j) * 32), V16I32)
         base = b.zext(ir.load(V16I8, w_g, BASES_AT + (half * VECTORS + j) * 16), V16I32)
         is_whole = b.icmp_signed("==", b.and_(step, ir.const(V16I32, (1 << STEP_BITS) - 1)), ir.const(V16I32, 0))
+        # where a step has a fraction, the integer tiles cut off a half on average, which the base makes up for
         zero = b.select(is_whole, ir.const(V16F32, -float(ZERO_CODE)), ir.const(V16F32, -ZERO_CODE - 0.5))
         start = b.fmul(scale, b.fadd(b.sitofp(base, V16F32), zero))
         each = b.fmul(scale, b.sitofp(step, V16F32))
@@ -148,14 +149,15 @@ def _shapes(count):
 
 
 def _products(ir, together, a, lda, w, columns):
-    """Sum the products of 32 inputs: `together` times 16 rows (or fewer, as configured) and some vectors of columns."""
+    """What sums the products of 32 inputs, `together` times 16 rows (or fewer, as configured) and some vectors of
+    columns: instructions, to be called in order. From one vector to the next, the last rows stay where they are."""
     held = None
-    for j in columns:
-        load_tile(ir, WEIGHTS_TILE, ir.at(w, j * LINE), I64(PAIR_BYTES))
-        for i in range(together) if held is None else sorted(range(together), reverse=held):
-            if i != held:  # else its rows are still there
-                load_tile(ir, ROWS_TILE, ir.at(a, ir.times(lda, i * AMX_ROWS)), lda)
-            tile_call(ir, "tdpbf16ps", i * VECTORS + j, ROWS_TILE, WEIGHTS_TILE)
+    for turn, j in enumerate(columns):
+        yield partial(load_tile, ir, WEIGHTS_TILE, ir.at(w, j * LINE), I64(PAIR_BYTES))
+        for i in range(together)[:: -1 if turn % 2 else 1]:
+            if i != held:
+                yield partial(load_tile, ir, ROWS_TILE, ir.at(a, ir.times(lda, i * AMX_ROWS)), lda)
+            yield partial(tile_call, ir, "tdpbf16ps", i * VECTORS + j, ROWS_TILE, WEIGHTS_TILE)
             held = i
 
 
@@ -201,21 +203,19 @@ def first_rows_tile(typingctx, kind, together, count, add, a, lda, w, unpacked, 
             return ir.at(unpacked, ir.times(b.and_(g, places), GROUP // 2 * PAIR_BYTES))
 
         def multiply(g, j):
-            """What sums up the products of a group and a vector of columns: instructions, to be called in order."""
+            """_products of a group and one vector of columns."""
             for step in range(GROUP // STEP):
-                weights = ir.at(group_at(g), step * STEP // 2 * PAIR_BYTES + j * LINE)
+                weights = ir.at(group_at(g), step * STEP // 2 * PAIR_BYTES)
                 a_k = ir.at(a, ir.times(g, 2 * GROUP), step * 2 * STEP)
-                yield partial(load_tile, ir, WEIGHTS_TILE, weights, I64(PAIR_BYTES))
-                for i in range(together_):
-                    yield partial(load_tile, ir, ROWS_TILE, ir.at(a_k, ir.times(lda, i * AMX_ROWS)), lda)
-                    yield partial(tile_call, ir, "tdpbf16ps", i * VECTORS + j, ROWS_TILE, WEIGHTS_TILE)
+                yield from _products(ir, together_, a_k, lda, weights, [j])
 
         def group(g, _):
             is_first = b.icmp_signed("==", g, I64(0))
             before = b.select(is_first, g, b.sub(g, I64(1)))
             for j in range(VECTORS):
                 _unpack(ir, kind_, w, g, j, group_at(g), list(multiply(before, j)))
-            with b.if_then(is_first):  # nothing came before: what was summed up is nobody's
+            # Before the first there is none: its turn sums up what nobody asked for, so that this code stands here once.
+            with b.if_then(is_first):
                 for register in range(together_ * VECTORS):
                     tile_call(ir, "tilezero", register)
             return []
@@ -267,7 +267,8 @@ def rows_tile(typingctx, rows, add, a, lda, w, c, ldc, steps):
 
             def step(k, _):
                 w_k = ir.at(w, ir.times(k, STEP // 2 * PAIR_BYTES))
-                _products(ir, together, ir.at(a_b, ir.times(k, 2 * STEP)), lda, w_k, range(VECTORS))
+                for instruction in _products(ir, together, ir.at(a_b, ir.times(k, 2 * STEP)), lda, w_k, range(VECTORS)):
+                    instruction()
                 return []
 
             ir.loop(steps, [], step)

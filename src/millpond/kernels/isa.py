@@ -24,7 +24,7 @@ PERMITTED = "amx-permission"
 ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA = 158, 0x1023, 18
 # What each needs, in one of these ways. VNNI on 256 bits came to some processors without AVX512.
 NEEDS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "amx": ((*AVX512_NEEDS, "amx-tile", "amx-int8", "amx-bf16", PERMITTED),),
+    "amx": ((*AVX512_NEEDS, "amx-tile", "amx-bf16", PERMITTED),),
     "avx512": (AVX512_NEEDS,),
     "vnni256": ((*AVX2_NEEDS, "avxvnni"), (*AVX2_NEEDS, "avx512vl", "avx512vnni")),
     "avx2": (AVX2_NEEDS,),

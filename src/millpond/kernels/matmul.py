@@ -2,7 +2,7 @@
 
 A weight matrix is cut along N into tiles of 48 columns and along K into groups of 64. U4 and U8 stand for integers
 from -127 to 127 times a float16 scale for each (column, group), and meet signed 8-bit activations with a float32 scale
-for each (row, group); BF16 and F32 are what their names say.
+for each (row, group); BF16 and F32 are what their names say. AMX makes bfloat16 of U4 and U8 (amx.py).
 """
 
 from functools import partial
@@ -41,7 +41,7 @@ U4, U8, BF16, F32_WEIGHTS = 0, 1, 2, 3
 # Two more kinds of tile, but of no layer, for 4 rows: a U4 tile that more rows will go through is unpacked by the first
 # of them, and a U8 tile that has been read before, or was unpacked, is near and need not be fetched.
 NEAR_U8, FIRST_U4 = 4, 5
-# What a descriptor says where AMX multiplies a layer of U4, or of U8 and BF16 in their order, with bfloat16 (amx.py).
+# Where AMX multiplies a layer of U4, U8 or BF16, its descriptor says AMX_U4 + kind.
 AMX_U4 = 6
 KINDS = 6  # of tile in the table of `gemm`
 COLUMNS = 48
@@ -345,7 +345,8 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch):
 
 @merged
 def rows_by_amx(tiles, layer, tile, rows, a, c, ldc, scratch):
-    """linear_tile by AMX: the first rows while the tile becomes bfloat16, the others after them; a is their address."""
+    """linear_tile by AMX: the first rows while the tile becomes bfloat16, the others after them; a is their address.
+    Only what is unpacked is fetched ahead."""
     kind, depth, lda, done = layer[KIND] - AMX_U4, layer[DEPTH], input_stride(layer), np.int64(0)
     tile_bytes = depth // (GROUP if kind <= U8 else SHORT_SUM) * group_bytes(kind)
     w = layer[WEIGHTS] + tile * tile_bytes

@@ -69,11 +69,15 @@ class Packed:
     weights: NDArray[np.generic]
     outliers: NDArray[np.float32] | None = None
 
-    def descriptor(self, isa: str = "avx512") -> list[int]:
-        """The layer's row of numbers for the kernels of an instruction set (matmul.py): no outlier channels, nothing
-        added to."""
+    def kind_for(self, isa: str) -> int:
+        """The kind as the kernels of an instruction set are told: there is another where AMX multiplies the layer."""
+        return self.kind + AMX_U4 if ISAS[isa] == AMX and self.kind <= BF16 else self.kind
+
+    def descriptor(self, isa: str | None) -> list[int]:
+        """The layer's row of numbers for the kernels (matmul.py): no outlier channels, nothing added to. isa: the
+        instruction set that multiplies it, None for a table that is only read."""
         outliers = 0 if self.outliers is None else self.outliers.ctypes.data
-        kind = self.kind + AMX_U4 if ISAS[isa] == AMX and self.kind <= BF16 else self.kind
+        kind = self.kind if isa is None else self.kind_for(isa)
         return [kind, padded(self.columns), self.depth, self.weights.ctypes.data, 0, 0, outliers, 0, 0]
 
     def put_outliers(self, weights: NDArray[np.float32]) -> None:

@@ -21,11 +21,10 @@ from millpond.kernels.threads import clock_into, enter, leave, new_sync
 DOT_U8S8, DOT_BF16, FMA_F32, READ = range(4)
 DOTS = {"u8 x s8": DOT_U8S8, "bf16": DOT_BF16, "float32": FMA_F32}
 PRODUCTS = {DOT_U8S8: 64, DOT_BF16: 32, FMA_F32: 16}  # of one vector instruction's worth
-# The instructions of AMX, which sum the products of 16 rows of 64 bytes and 16 columns, and how many of them stand in a
-# round, each with sums of its own.
-TILE_BYTES = AMX_ROWS * LINE
-AMX_DOTS = {DOT_U8S8: "tdpbssd", DOT_BF16: "tdpbf16ps"}
+# Of AMX's instruction, which sums the products of 16 rows of 64 bytes and 16 columns, so many stand in a round, each with
+# sums of its own. Integers do not go through AMX.
 AMX_TILES = 4
+TILE_BYTES = AMX_ROWS * LINE
 WEIGHT_VECTORS, ROWS = 3, 4  # as in a matmul tile: so many vectors of weights meet so many rows
 DOT_ROUNDS = 1 << 16
 PIECE = 2048  # bytes: the keys of one head in a block of 16 positions
@@ -116,33 +115,32 @@ def _dots(ir, kind, place, count):
     return ir.loop(count, [*weights, *[start] * (WEIGHT_VECTORS * ROWS)], round_)[WEIGHT_VECTORS:]
 
 
-@intrinsic(prefer_literal=True)
-def amx_probe_tile(typingctx, kind, place, count, sink):
-    """`count` times AMX_TILES times the products of the rows at `place` and the weights behind them, TILE_BYTES each;
-    the sums go to `sink`, one behind the other."""
-    kind_ = kind.literal_value
+@intrinsic
+def amx_probe_tile(typingctx, place, count, sink):
+    """`count` times AMX_TILES times the products of the rows at `place` and the weights behind them, bfloat16 of
+    TILE_BYTES each; the sums go to `sink`, one behind the other."""
 
     def codegen(context, builder, signature, args):
-        ir, (place, count, sink) = Ir(builder, AVX512), args[1:]
+        ir, (place, count, sink) = Ir(builder, AVX512), args
         configure(ir, [(I64(16), 64)] * (2 + AMX_TILES))
         sums = range(2, 2 + AMX_TILES)
         load_tile(ir, 0, place, I64(64))
         load_tile(ir, 1, ir.at(place, TILE_BYTES), I64(64))
         for each in sums:
             tile_call(ir, "tilezero", each)
-        ir.loop(count, [], lambda *_: [tile_call(ir, AMX_DOTS[kind_], each, 0, 1) for each in sums] and [])
+        ir.loop(count, [], lambda *_: [tile_call(ir, "tdpbf16ps", each, 0, 1) for each in sums] and [])
         for i, each in enumerate(sums):
             store_tile(ir, each, ir.at(sink, i * TILE_BYTES), I64(64))
         tile_call(ir, "tilerelease")
         return context.get_dummy_value()
 
-    return types.void(kind, *[types.int64] * 3), codegen
+    return types.void(*[types.int64] * 3), codegen
 
 
 @njit(cache=True, nogil=True)
 def amx_probe(isa, kind, place, count, sink):
-    """amx_probe_tile as a function to be compiled on its own, for each kind, and called as probe is."""
-    amx_probe_tile(kind, place, count, sink)
+    """amx_probe_tile as a function to be compiled on its own and called as probe is."""
+    amx_probe_tile(place, count, sink)
 
 
 @njit(cache=True, nogil=True)
@@ -181,9 +179,9 @@ class Probes:
         kinds = (*DOTS.values(), READ)
         self._entries = [entry_point(probe, level, types.literal(kind), *[types.int64] * 3) for kind in kinds]
         self._products = {kind: WEIGHT_VECTORS * ROWS * each for kind, each in PRODUCTS.items()}
-        for kind in AMX_DOTS if ISAS[isa] == AMX else ():
-            self._entries[kind] = entry_point(amx_probe, level, types.literal(kind), *[types.int64] * 3)
-            self._products[kind] = AMX_TILES * 16 * 16 * PRODUCTS[kind]
+        if ISAS[isa] == AMX:
+            self._entries[DOT_BF16] = entry_point(amx_probe, level, types.literal(DOT_BF16), *[types.int64] * 3)
+            self._products[DOT_BF16] = AMX_TILES * AMX_ROWS * 16 * PRODUCTS[DOT_BF16]
         self.sinks = np.zeros((threads, max(WEIGHT_VECTORS * ROWS, AMX_TILES * 16), 16), np.int32)
 
     def run(self, kind: int, places: NDArray[np.int64], count: int) -> NDArray[np.int64]:

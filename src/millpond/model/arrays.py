@@ -154,7 +154,7 @@ def new_weights(config: ModelConfig, weights: ModelWeights, max_model_len: int, 
     cosine, sine = tables(ropes, config.turned_dims, config.head_dim, max_model_len, weights.rope_factors)
     return Weights(
         layers=layers,
-        embedding=np.array(weights.embedding.descriptor(), dtype=np.int64),
+        embedding=np.array(weights.embedding.descriptor(None), dtype=np.int64),
         head=np.array(weights.head.descriptor(isa), dtype=np.int64),
         norms=weights.norms,
         after=weights.after,
@@ -322,6 +322,7 @@ def new_scratch(
     blocks, group_rows = -(-max_model_len // BLOCK), GROUP_TOKENS * config.heads_per_kv
     slots = rows * max(config.experts_used, 1)  # the rows that go through an FFN
     routed = slots if config.num_experts else 0
+    score_bytes = (blocks | 1) * LINE  # of a row, an odd number of lines: 16 rows do not share sets of the first cache
     return Scratch(
         hidden=np.zeros((rows, padded(config.hidden_size)), np.float32),
         last=np.zeros((sampled, padded(config.hidden_size)), np.float32),
@@ -343,9 +344,7 @@ def new_scratch(
         tops=np.zeros((sampled, padded(config.vocab_size) // COLUMNS), np.float32),
         unpacked=new_unpacked(depth, threads),
         row=np.zeros((threads, narrow), np.float32),
-        scores=aligned_zeros(threads * group_rows * (blocks | 1) * LINE)
-        .view(np.float32)
-        .reshape(threads, group_rows, -1),
+        scores=aligned_zeros(threads * group_rows * score_bytes).view(np.float32).reshape(threads, group_rows, -1),
         factors=np.zeros((threads, group_rows), np.float32),
         sync=new_sync(threads),
     )

@@ -82,7 +82,7 @@ def up_units(tiles, thread, weights, i, layer, rows, scratch):
             linear_tile(tiles, up, tile, first, last, scratch.inputs, scratch.sums, c, stride, unpacked)
         for m in range(first, last):
             row = room[m - first]
-            add_row(address(weights.up_biases[i, unit * UNIT :]), address(row), channels // 16)
+            add_row(address(weights.up_biases, i, unit * UNIT), address(row), channels // 16)
             gelu_row(address(row), address(row), channels // 16)
             place = address(scratch.ffn_inputs) + m * input_stride(down)
             prepare(down, row[:channels], unit * UNIT, place, address(scratch.ffn_sums, m))

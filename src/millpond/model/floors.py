@@ -6,7 +6,7 @@ A phase cannot be faster than its bytes at the machine's bandwidth, nor than its
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from millpond.kernels.matmul import AMX_U4, BF16, COLUMNS, F32_WEIGHTS, KIND, U4, U8
+from millpond.kernels.matmul import AMX_U4, BF16, COLUMNS, F32_WEIGHTS, U4, U8
 from millpond.kernels.pack import Packed
 from millpond.kernels.roofline import MachineRates
 from millpond.model.config import ModelConfig
@@ -93,7 +93,7 @@ def phase_names(num_layers: int) -> list[str]:
 
 def dot_of(layer: Packed, isa: str) -> str:
     """The kind of product that a layer's weights meet the rows in: AMX makes bfloat16 of integers."""
-    kind = layer.descriptor(isa)[KIND]
+    kind = layer.kind_for(isa)
     return DOT_OF[kind] if kind < AMX_U4 else "bf16"
 
 
@@ -128,7 +128,10 @@ def packed_bytes(layer: Packed) -> int:
 
 
 def attention_work(config: ModelConfig, shape: StepShape, kv_position_bytes: float, kv_dot: str) -> Work:
-    """Each sequence's K/V once for all its rows; each row's query times each key, each probability times each value."""
+    """Each sequence's K/V once for all its rows; each row's query times each key, each probability times each value.
+
+    Heads that AMX does not take (amx_attention.fits) get its rate all the same: a floor below the true one.
+    """
     width = config.num_heads * config.head_dim
     return Work(
         shape.rows,

@@ -231,6 +231,7 @@ def gate_up_units(tiles, thread, weights, layer, rows, scratch):
     gate_up, down, room = layer[GATE_UP], layer[DOWN], scratch.ffn[thread]
     stride, unpacked = room.strides[0], scratch.unpacked[thread]
     units, block = gate_up[COLUMN_COUNT] // (2 * UNIT), rows_at_once(rows, len(scratch.sync) // 2)
+    size = (input_stride(down) - LINE) * UNIT // down[DEPTH]  # of a unit's inputs
     for item in shared_items(scratch.sync, thread, units * ((rows + block - 1) // block)):
         unit, first = item % units, item // units * block
         last, channels = min(first + block, rows), min(UNIT, weights.ffn_size - unit * UNIT)
@@ -244,7 +245,6 @@ def gate_up_units(tiles, thread, weights, layer, rows, scratch):
             else:
                 swiglu_row(address(row), address(row) + 4 * UNIT, address(row), channels // 16)
             place = address(scratch.ffn_inputs) + m * input_stride(down)
-            size = (input_stride(down) - LINE) * UNIT // down[DEPTH]
             fetch(place + ROWS * input_stride(down) + unit * size, size // LINE)
             prepare(down, row[:channels], unit * UNIT, place, address(scratch.ffn_sums, m))
 

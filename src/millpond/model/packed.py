@@ -146,8 +146,8 @@ def packed_path(model: Path, dtype: str, kv_dtype: str, folder: Path, quantize: 
 
 def key_of(models: Sequence[Path], dtype: str, kv_dtype: str, isa: str, config: ModelConfig, quantize: str) -> str:
     """What weights are packed from: the model's files, its figures (which may be in another file), the code that packs
-    them, and what chooses the outlier channels, a probe by these kernels through K/V of this type. A file is known by
-    its size, its times and its inode, and by some of what is in it."""
+    them, and what chooses the outlier channels, if any: a probe by these kernels through K/V of this type. A file is
+    known by its size, its times and its inode, and by some of what is in it."""
     about = [model.stat() for model in models]
     seen = [(each.st_size, each.st_mtime_ns, each.st_ctime_ns, each.st_ino) for each in about]
     parts = [config, dtype, kv_dtype, isa, quantize, seen]
