@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from numba import njit
 
 from kernels.emit import NARROW_ISAS, RUNNABLE_ISAS, counted_from, lanes
 from millpond.kernels.isa import ISAS
-from millpond.kernels.simd import V16F32, V16I16, V16I32, V32I16, Ir
+from millpond.kernels.simd import V16F32, V16I16, V16I32, V32I16, Ir, address
 
 LARGEST_EXP_ERROR = 2.24  # units in the last place
 
@@ -203,3 +204,16 @@ def test_bf16_pair_takes_the_even_and_the_odd_ones_apart():
     for part in (0, 1):
         got = lanes(lambda ir, x, part=part: ir.bf16_pair(x)[part], [V16I32], V16F32)(pairs).view(np.float32)
         np.testing.assert_array_equal(got, bf16_to_float(pairs[..., part]))
+
+
+def test_the_address_of_an_element_is_where_numpy_has_it():
+    array = np.zeros((4, 5, 6), np.float32)[::2, 1:]
+    where = njit(lambda a, i, j: (address(a), address(a, i), address(a, i, j), address(a, i, j, 3)))
+    views = (array, array[1:], array[1, 2:], array[1, 2, 3:])
+    assert where(array, 1, 2) == tuple(view.ctypes.data for view in views)
+
+
+@pytest.mark.parametrize(("places", "refused"), [((0, 0, 0), "more places than axes"), ((0.5,), "is an integer")])
+def test_places_that_an_array_does_not_have_are_refused_as_it_is_compiled(places, refused):
+    with pytest.raises(Exception, match=refused):
+        njit(lambda a, where: address(a, *where))(np.zeros((2, 2)), places)

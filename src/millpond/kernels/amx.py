@@ -214,7 +214,7 @@ def first_rows_tile(typingctx, kind, together, count, add, a, lda, w, unpacked, 
             before = b.select(is_first, g, b.sub(g, I64(1)))
             for j in range(VECTORS):
                 _unpack(ir, kind_, w, g, j, group_at(g), list(multiply(before, j)))
-            # Before the first there is none: its turn sums up what nobody asked for, so that this code stands here once.
+            # Before the first there is none: its turn sums up what nobody wants, so that this code stands here once.
             with b.if_then(is_first):
                 for register in range(together_ * VECTORS):
                     tile_call(ir, "tilezero", register)

@@ -21,8 +21,8 @@ from millpond.kernels.threads import clock_into, enter, leave, new_sync
 DOT_U8S8, DOT_BF16, FMA_F32, READ = range(4)
 DOTS = {"u8 x s8": DOT_U8S8, "bf16": DOT_BF16, "float32": FMA_F32}
 PRODUCTS = {DOT_U8S8: 64, DOT_BF16: 32, FMA_F32: 16}  # of one vector instruction's worth
-# Of AMX's instruction, which sums the products of 16 rows of 64 bytes and 16 columns, so many stand in a round, each with
-# sums of its own. Integers do not go through AMX.
+# Of AMX's instruction, which sums the products of 16 rows of 64 bytes and 16 columns, so many stand in a round, each
+# with sums of its own. Integers do not go through AMX.
 AMX_TILES = 4
 TILE_BYTES = AMX_ROWS * LINE
 WEIGHT_VECTORS, ROWS = 3, 4  # as in a matmul tile: so many vectors of weights meet so many rows

@@ -309,7 +309,8 @@ def address(typingctx, array, *places):
     """The address of an array's first element, or of that at these places (int64) along its first axes, as a signed
     integer (Numba would make float64 of unsigned + signed). Negative places do not count from the end. A view of the
     places would be hundreds of instructions to be compiled."""
-    assert len(places) <= array.ndim and all(isinstance(each, types.Integer) for each in places), (array, places)
+    assert len(places) <= array.ndim, "more places than axes"
+    assert all(isinstance(each, types.Integer) for each in places), "a place is an integer"
 
     def codegen(context, builder, signature, args):
         struct = context.make_array(signature.args[0])(context, builder, args[0])
