@@ -143,12 +143,12 @@ def _cut(ir, even, odd):
     return ir.b.or_(low, ir.b.and_(ir.b.bitcast(odd, V16I32), ir.const(V16I32, -65536)))
 
 
-def _shapes(count):
+def shapes(count):
     """Of sums of `count` rows each, of the rows and of the weights."""
     return [(count, LINE)] * (2 * VECTORS + 1) + [(I64(STEP // 2), LINE)]
 
 
-def _products(ir, together, a, lda, w, columns):
+def products(ir, together, a, lda, w, columns):
     """What sums the products of 32 inputs, `together` times 16 rows (or fewer, as configured) and some vectors of
     columns: instructions, to be called in order. From one vector to the next, the last rows stay where they are."""
     held = None
@@ -203,11 +203,11 @@ def first_rows_tile(typingctx, kind, together, count, add, a, lda, w, unpacked, 
             return ir.at(unpacked, ir.times(b.and_(g, places), GROUP // 2 * PAIR_BYTES))
 
         def multiply(g, j):
-            """_products of a group and one vector of columns."""
+            """products of a group and one vector of columns."""
             for step in range(GROUP // STEP):
                 weights = ir.at(group_at(g), step * STEP // 2 * PAIR_BYTES)
                 a_k = ir.at(a, ir.times(g, 2 * GROUP), step * 2 * STEP)
-                yield from _products(ir, together_, a_k, lda, weights, [j])
+                yield from products(ir, together_, a_k, lda, weights, [j])
 
         def group(g, _):
             is_first = b.icmp_signed("==", g, I64(0))
@@ -220,12 +220,20 @@ def first_rows_tile(typingctx, kind, together, count, add, a, lda, w, unpacked, 
                     tile_call(ir, "tilezero", register)
             return []
 
-        configure(ir, _shapes(count))
+        configure(ir, shapes(count))
         ir.loop(groups, [], group)
         for j in range(VECTORS):
             for instruction in multiply(last, j):
                 instruction()
-        _leave(ir, together_, count, b.icmp_signed("!=", add, I64(0)), c, ldc)
+        adds = b.icmp_signed("!=", add, I64(0))
+        is_room = b.and_(b.icmp_signed("==", ldc, I64(COLUMNS * 4)), b.not_(adds))
+        with b.if_else(is_room) as (then, otherwise):
+            with then:
+                for half in range(together_):
+                    for j in range(VECTORS):
+                        store_tile(ir, half * VECTORS + j, ir.at(c, half * AMX_ROWS * COLUMNS * 4 + j * LINE), ldc)
+            with otherwise:
+                _leave(ir, together_, count, adds, c, ldc)
         tile_call(ir, "tilerelease")
         return context.get_dummy_value()
 
@@ -259,36 +267,78 @@ def rows_tile(typingctx, rows, add, a, lda, w, c, ldc, steps):
         ir, b = Ir(builder, AVX512), builder
         rows, add, a, lda, w, c, ldc, steps = args
         adds, both = b.icmp_signed("!=", add, I64(0)), 2 * AMX_ROWS
+        rooms = room(ir, 2 * both * COLUMNS * 4)
 
-        def some_rows(first, count, together):
+        def put(row, j, source, target):
+            """A vector of the row that waits."""
+            place = ir.at(target, b.mul(row, ldc), j * LINE)
+            x = ir.load(V16F32, ir.at(source, ir.times(row, COLUMNS * 4)), j * LINE)
+            with b.if_else(adds) as (then, otherwise):
+                with then:
+                    ir.store(b.fadd(ir.load(V16F32, place), x), place)
+                with otherwise:
+                    ir.store(x, place)
+
+        def multiply(first, together, waiting, source, target):
             for register in range(together * VECTORS):
                 tile_call(ir, "tilezero", register)
             a_b = ir.at(a, b.mul(first, lda))
 
-            def step(k, _):
-                w_k = ir.at(w, ir.times(k, STEP // 2 * PAIR_BYTES))
-                for instruction in _products(ir, together, ir.at(a_b, ir.times(k, 2 * STEP)), lda, w_k, range(VECTORS)):
+            def step(puts, k, _):
+                w_k, some = ir.at(w, ir.times(k, STEP // 2 * PAIR_BYTES)), list(puts)
+                for n, instruction in enumerate(products(ir, together, ir.at(a_b, ir.times(k, 2 * STEP)), lda, w_k, range(VECTORS))):
                     instruction()
+                    if instruction.args[1] == "tdpbf16ps" and some:
+                        i, j = some.pop(0)
+                        put(ir.at(ir.times(k, 2), i), j, source, target)
+                for i, j in some:
+                    put(ir.at(ir.times(k, 2), i), j, source, target)
                 return []
 
-            ir.loop(steps, [], step)
-            _leave(ir, together, count, adds, ir.at(c, b.mul(first, ldc)), ldc)
-            return []
+            puts = [(i, j) for i in range(2) for j in range(VECTORS)]
+            begun = b.select(b.icmp_signed("<", waiting, steps), waiting, steps)
+            ir.loop(begun, [], lambda k, _: step(puts, k, _))
+            ir.loop(b.sub(steps, begun), [], lambda k, _: step([], b.add(k, begun), _))
+            def the_rest(k, _):
+                for i, j in puts:
+                    put(ir.at(ir.times(b.add(k, begun), 2), i), j, source, target)
+                return []
+            ir.loop(b.sub(waiting, begun), [], the_rest)
 
         pairs = b.sdiv(rows, I64(both))
+
+        def pair(i, carried):
+            waiting, source, target = carried
+            mine = ir.at(rooms, ir.times(b.and_(i, I64(1)), both * COLUMNS * 4))
+            multiply(ir.times(i, both), 2, waiting, source, target)
+            for h in range(2):
+                for j in range(VECTORS):
+                    store_tile(ir, h * VECTORS + j, ir.at(mine, h * AMX_ROWS * COLUMNS * 4 + j * LINE), I64(COLUMNS * 4))
+            return [I64(AMX_ROWS), mine, ir.at(c, b.mul(ir.times(i, both), ldc))]
+
         with b.if_then(b.icmp_signed(">", pairs, I64(0))):
-            configure(ir, _shapes(I64(AMX_ROWS)))
-            ir.loop(pairs, [], lambda i, _: some_rows(ir.times(i, both), I64(AMX_ROWS), 2))
+            configure(ir, shapes(I64(AMX_ROWS)))
+        waiting, source, target = ir.loop(pairs, [I64(0), rooms, c], pair)
         whole = ir.times(pairs, both)
 
-        def the_rest(i, _):
+        def the_rest(i, carried):
+            waiting, source, target = carried
             first = ir.at(whole, ir.times(i, AMX_ROWS))
             left, most = b.sub(rows, first), I64(AMX_ROWS)
             count = b.select(b.icmp_signed("<", left, most), left, most)
-            configure(ir, _shapes(count))
-            return some_rows(first, count, 1)
+            configure(ir, shapes(count))
+            multiply(first, 1, waiting, source, target)
+            _leave(ir, 1, count, adds, ir.at(c, b.mul(first, ldc)), ldc)
+            return [I64(0), source, target]
 
-        ir.loop(b.sdiv(ir.at(b.sub(rows, whole), AMX_ROWS - 1), I64(AMX_ROWS)), [], the_rest)
+        waiting, _, _ = ir.loop(b.sdiv(ir.at(b.sub(rows, whole), AMX_ROWS - 1), I64(AMX_ROWS)), [waiting, source, target], the_rest)
+
+        def flush(k, _):
+            for i in range(2):
+                for j in range(VECTORS):
+                    put(ir.at(ir.times(k, 2), i), j, source, target)
+            return []
+        ir.loop(waiting, [], flush)
         tile_call(ir, "tilerelease")
         return context.get_dummy_value()
 

@@ -8,6 +8,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from millpond.kernels.amx import first_rows, more_rows
+from millpond.kernels.amx_gate import gated
 from millpond.kernels.amx_attention import all_scores, all_values, fits
 from millpond.kernels.attention import BF16_KV, GROUP_TOKENS, KV_KINDS, TILE_ROWS, cap_scores, score, softmax, value
 from millpond.kernels.isa import AMX, ISAS, vectors_of
@@ -27,6 +28,7 @@ class Tiles(NamedTuple):
     gemm: NDArray[np.int64]
     first_rows: NDArray[np.int64]
     more_rows: int
+    gated: int
     score: NDArray[np.int64]
     softmax: NDArray[np.int64]
     cap: int
@@ -45,6 +47,7 @@ def load_tiles(
     head_dim: int,
     windowed: bool = False,
     capped: bool = False,
+    gelu: bool = False,
     link: Callable[..., int] = entry_point,
 ) -> Tiles:
     """Compile, or load from the cache, the tiles for these kinds of weights, K/V type and shape of attention.
@@ -77,6 +80,7 @@ def load_tiles(
         gemm=gemms,
         first_rows=first,
         more_rows=link(more_rows, *ints[:8]) if by_amx else 0,
+        gated=link(gated, types.literal(int(gelu)), *ints[:10]) if by_amx else 0,
         score=scores,
         softmax=softmaxes,
         cap=link(cap_scores, types.int64, types.float32, types.float32, types.int64) if capped else 0,
