@@ -334,7 +334,9 @@ def new_scratch(
         ffn=aligned_zeros((threads, ROW_BLOCK, 2 * UNIT), np.float32),
         ffn_inputs=aligned_zeros(slots * (config.ffn_size * 4 + LINE)),
         ffn_sums=aligned_zeros((slots, config.ffn_size // GROUP * 2 + MOST_OUTLIERS), np.float32),
-        branch=aligned_zeros((max(rows, sampled) if config.has_branches else 0, padded(config.hidden_size)), np.float32),
+        branch=aligned_zeros(
+            (max(rows, sampled) if config.has_branches else 0, padded(config.hidden_size)), np.float32
+        ),
         routed=aligned_zeros((rows if routed else 0, padded(config.num_experts) + config.experts_used), np.float32),
         slots=np.zeros((NUM_SLOT_LISTS, max(routed, config.num_experts + 1)), np.int64),
         expert_inputs=aligned_zeros(routed * (config.hidden_size * 4 + LINE)),
