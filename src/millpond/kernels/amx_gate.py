@@ -16,16 +16,20 @@ from millpond.kernels.matmul import LINE, ROW_BYTES, SUMS_BYTES, VECTORS
 from millpond.kernels.pointwise import gelu_by_tanh, silu
 from millpond.kernels.simd import I64, V16F32, Ir
 
+# What becomes of gate, by name.
+GATES = {"silu": 0, "gelu": 1}
+ACTIVATIONS = (silu, gelu_by_tanh)
+
 
 @intrinsic(prefer_literal=True)
-def gated_tile(typingctx, gelu, waiting, rows, room, a, lda, gate, up, target, ldtarget, steps):
+def gated_tile(typingctx, gate_by, waiting, rows, room, a, lda, gate, up, target, ldtarget, steps):
     """target[0:waiting + rows, 0:48] = activation(A @ gate) * (A @ up), bfloat16, for two BF16 tiles of 48 columns.
-    Addresses, strides in bytes; gelu literal, its tanh form where 1, silu where 0.
+    Addresses, strides in bytes; gate_by: of GATES, literal.
 
     waiting: the first so many rows (up to 32) have been multiplied: their sums are at `room`, those of up SUMS_BYTES
     behind those of gate, ROW_BYTES from row to row. a: of the rows after these. room: of 4 * SUMS_BYTES.
     """
-    activation = gelu_by_tanh if gelu.literal_value else silu
+    activation = ACTIVATIONS[gate_by.literal_value]
 
     def codegen(context, builder, signature, args):
         ir, b = Ir(builder, AVX512), builder
@@ -78,10 +82,10 @@ def gated_tile(typingctx, gelu, waiting, rows, room, a, lda, gate, up, target, l
         put_rows(I64(0), waiting, sums, target)
         return context.get_dummy_value()
 
-    return types.void(gelu, *[types.int64] * 10), codegen
+    return types.void(gate_by, *[types.int64] * 10), codegen
 
 
 @inner
-def gated(gelu, waiting, rows, room, a, lda, gate, up, target, ldtarget, steps):
-    """gated_tile as a function to be compiled on its own."""
-    gated_tile(gelu, waiting, rows, room, a, lda, gate, up, target, ldtarget, steps)
+def gated(gate_by, waiting, rows, room, a, lda, gate, up, target, ldtarget, steps):
+    """gated_tile as a function to be compiled on its own, for one of GATES."""
+    gated_tile(gate_by, waiting, rows, room, a, lda, gate, up, target, ldtarget, steps)

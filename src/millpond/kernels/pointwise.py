@@ -172,19 +172,23 @@ def gelu_by_tanh(ir, x):
     return ir.b.fmul(x, one_part(ir, ir.b.fmul(x, ir.fma(ir.b.fmul(x, x), cubic, linear))))
 
 
+def capped(ir, x, scale, cap):
+    """cap * tanh(scale * x / cap) of <16 x float>; tanh(y) = 1 - 2 / (1 + exp(2 y))."""
+    b = ir.b
+    y = b.fmul(x, ir.splat(b.fdiv(b.fmul(F32(2.0), scale), cap)))
+    return b.fmul(ir.splat(cap), ir.fma(ir.const(V16F32, -2.0), one_part(ir, y), ir.const(V16F32, 1.0)))
+
+
 @intrinsic
 def cap_row(typingctx, x, scale, cap, count):
-    """x = cap * tanh(scale * x / cap) for 16 * count floats; tanh(y) = 1 - 2 / (1 + exp(2 y))."""
+    """x = cap * tanh(scale * x / cap) for 16 * count floats."""
 
     def codegen(context, builder, signature, args):
         ir, (x, scale, cap, count) = Ir(builder), args
-        one, minus_two = (ir.const(V16F32, value) for value in (1.0, -2.0))
-        twice, cap = ir.splat(builder.fdiv(builder.fmul(F32(2.0), scale), cap)), ir.splat(cap)
 
         def some(i, _):
             place = ir.at(x, ir.times(i, 64))
-            y = builder.fmul(ir.load(V16F32, place), twice)
-            ir.store(builder.fmul(cap, ir.fma(minus_two, one_part(ir, y), one)), place)
+            ir.store(capped(ir, ir.load(V16F32, place), scale, cap), place)
             return []
 
         ir.loop(count, [], some)

@@ -8,8 +8,8 @@ from numba import types
 from numpy.typing import NDArray
 
 from millpond.kernels.amx import first_rows, more_rows
-from millpond.kernels.amx_gate import gated
-from millpond.kernels.amx_attention import all_scores, all_values, fits
+from millpond.kernels.amx_attention import attend_rows, fits
+from millpond.kernels.amx_gate import GATES, gated
 from millpond.kernels.attention import BF16_KV, GROUP_TOKENS, KV_KINDS, TILE_ROWS, cap_scores, score, softmax, value
 from millpond.kernels.isa import AMX, ISAS, vectors_of
 from millpond.kernels.link import entry_point
@@ -22,7 +22,7 @@ TILES_OF = {U4: {U4, FIRST_U4, NEAR_U8, U8}, U8: {U8, NEAR_U8}, BF16: {BF16}, F3
 class Tiles(NamedTuple):
     """Addresses by literal: gemm [kind, rows], score [rows], softmax [windowed], value [rows, vectors]; 0 where the
     model needs none. threads: how many share a step. By AMX, or 0: first_rows [kind, 16 rows together], more_rows in
-    place of gemm, all_scores, all_values in place of score and value."""
+    place of gemm, gated for gate and up, attend_rows [capped] in place of score, softmax, cap and value."""
 
     threads: int
     gemm: NDArray[np.int64]
@@ -33,8 +33,7 @@ class Tiles(NamedTuple):
     softmax: NDArray[np.int64]
     cap: int
     value: NDArray[np.int64]
-    all_scores: int
-    all_values: int
+    attend_rows: NDArray[np.int64]
 
 
 def load_tiles(
@@ -47,12 +46,13 @@ def load_tiles(
     head_dim: int,
     windowed: bool = False,
     capped: bool = False,
-    gelu: bool = False,
+    gate: str | None = None,
     link: Callable[..., int] = entry_point,
 ) -> Tiles:
     """Compile, or load from the cache, the tiles for these kinds of weights, K/V type and shape of attention.
 
-    windowed: some layer attends to a window only; capped: scores are capped.
+    windowed: some layer attends to a window only; capped: scores are capped. gate: what becomes of gate before it is
+    multiplied with up, one of GATES, where AMX is to do both at once.
     link is called with each function and the types of its arguments, and returns its address.
     """
     level, kv = types.literal(vectors_of(isa)), types.literal(KV_KINDS[kv_dtype])
@@ -72,21 +72,23 @@ def load_tiles(
         scores[rows] = link(score, level, kv, literal, *ints[:7])
         for vectors in [4] * (head_dim >= 64) + [1] * (head_dim % 64 > 0):
             values[rows, vectors] = link(value, level, kv, literal, types.literal(vectors), *ints[:10])
-    softmaxes = np.zeros(2, np.int64)
-    for kind in range(1 + windowed):
+    softmaxes, by_rows = np.zeros(2, np.int64), np.zeros(2, np.int64)
+    for kind in range(0 if attends else 1 + windowed):
         softmaxes[kind] = link(softmax, level, kv, types.literal(kind), types.float32, *ints[:8])
+    for kind in range(1 + capped if attends else 0):
+        shape = types.literal(head_dim), types.literal(kind)
+        by_rows[kind] = link(attend_rows, *shape, *ints[:12], types.float32, types.float32, *ints[:8])
     return Tiles(
         threads=threads,
         gemm=gemms,
         first_rows=first,
         more_rows=link(more_rows, *ints[:8]) if by_amx else 0,
-        gated=link(gated, types.literal(int(gelu)), *ints[:10]) if by_amx else 0,
+        gated=link(gated, types.literal(GATES[gate]), *ints[:10]) if by_amx and gate else 0,
         score=scores,
         softmax=softmaxes,
-        cap=link(cap_scores, types.int64, types.float32, types.float32, types.int64) if capped else 0,
+        cap=link(cap_scores, types.int64, types.float32, types.float32, types.int64) if capped and not attends else 0,
         value=values,
-        all_scores=link(all_scores, types.literal(head_dim), *ints[:10]) if attends else 0,
-        all_values=link(all_values, types.literal(head_dim), *ints[:10]) if attends else 0,
+        attend_rows=by_rows,
     )
 
 

@@ -321,7 +321,7 @@ def new_scratch(
     heads = config.num_heads + 2 * config.num_kv_heads
     blocks, group_rows = -(-max_model_len // BLOCK), GROUP_TOKENS * config.heads_per_kv
     slots = rows * max(config.experts_used, 1)  # the rows that go through an FFN
-    routed = slots if config.num_experts else 0
+    routed, branch_rows = slots if config.num_experts else 0, max(rows, sampled) if config.has_branches else 0
     score_bytes = (blocks | 1) * LINE  # of a row, an odd number of lines: 16 rows do not share sets of the first cache
     return Scratch(
         hidden=aligned_zeros((rows, padded(config.hidden_size)), np.float32),
@@ -334,9 +334,7 @@ def new_scratch(
         ffn=aligned_zeros((threads, ROW_BLOCK, 2 * UNIT), np.float32),
         ffn_inputs=aligned_zeros(slots * (config.ffn_size * 4 + LINE)),
         ffn_sums=aligned_zeros((slots, config.ffn_size // GROUP * 2 + MOST_OUTLIERS), np.float32),
-        branch=aligned_zeros(
-            (max(rows, sampled) if config.has_branches else 0, padded(config.hidden_size)), np.float32
-        ),
+        branch=aligned_zeros((branch_rows, padded(config.hidden_size)), np.float32),
         routed=aligned_zeros((rows if routed else 0, padded(config.num_experts) + config.experts_used), np.float32),
         slots=np.zeros((NUM_SLOT_LISTS, max(routed, config.num_experts + 1)), np.int64),
         expert_inputs=aligned_zeros(routed * (config.hidden_size * 4 + LINE)),
