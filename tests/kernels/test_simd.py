@@ -91,7 +91,7 @@ def test_exp_of_what_is_not_a_number_is_not_a_number_in_its_own_lane_only(exp):
 
 def test_a_reciprocal_is_within_a_unit_in_the_last_place_up_to_two_to_the_125(reciprocal):
     d = np.concatenate([np.linspace(1, 2, 1 << 16, dtype=np.float32) * np.float32(2.0**n) for n in (0, 1, 2, 23, 124)])
-    assert np.abs(reciprocal(d) * d.astype(np.float64) - 1).max() <= 1e-7
+    assert np.abs(reciprocal(d) * d.astype(np.float64) - 1).max() <= 8e-8
     np.testing.assert_array_equal(np.isnan(reciprocal([np.nan, 1.0] * 8)), [True, False] * 8)
 
 

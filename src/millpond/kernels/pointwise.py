@@ -154,7 +154,7 @@ def scale_row(typingctx, x, factor, count):
 
 
 def one_part(ir, x):
-    """1 / (1 + exp(x)) of a vector, with a relative error of 4e-7 at most where x <= MOST_EXPONENT, and what that has
+    """1 / (1 + exp(x)) of a vector, with a relative error of 3e-7 at most where x <= MOST_EXPONENT, and what that has
     where x is larger."""
     most = ir.const(V16F32, MOST_EXPONENT)
     e = ir.exp(ir.b.select(ir.b.fcmp_ordered(">", x, most), most, x))

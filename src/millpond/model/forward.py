@@ -13,6 +13,7 @@ from millpond.kernels.embedding import embed
 from millpond.kernels.jit import OPTIONS, inner, inner_copy, merged
 from millpond.kernels.link import call, entry_point
 from millpond.kernels.matmul import (
+    AMX_ROWS,
     AMX_U4,
     COLUMN_COUNT,
     COLUMNS,
@@ -112,7 +113,8 @@ def walk(thread, tiles, weights, cache, batch, scratch):
         if weights.num_experts:
             call(weights.experts, thread, tiles, weights, layer, rows, scratch)
         else:
-            if layer[GATE_UP, KIND] >= AMX_U4 and layer[DOWN, KIND] >= AMX_U4 and not layer[DOWN, MAGNITUDES]:
+            by_amx = layer[GATE_UP, KIND] >= AMX_U4 and layer[DOWN, KIND] >= AMX_U4 and not layer[DOWN, MAGNITUDES]
+            if by_amx and rows > AMX_ROWS:
                 gate_up_pairs(tiles, thread, weights, layer, rows, scratch)
             else:
                 gate_up_units(tiles, thread, weights, layer, rows, scratch)
@@ -258,7 +260,8 @@ def gate_up_units(tiles, thread, weights, layer, rows, scratch):
 
 @merged
 def gate_up_pairs(tiles, thread, weights, layer, rows, scratch):
-    """The same by AMX, a tile of gate and its tile of up at once. The last may write zeros between the rows."""
+    """The same by AMX, to the bit, a tile of gate and its tile of up at once: faster where there are so many rows that
+    some can be multiplied while what comes of others is computed. The last tile may write zeros between the rows."""
     gate_up, down = layer[GATE_UP], layer[DOWN]
     room, unpacked, stride = address(scratch.ffn, thread), address(scratch.unpacked, thread), input_stride(down)
     across, block = (weights.ffn_size + COLUMNS - 1) // COLUMNS, rows_at_once(rows, len(scratch.sync) // 2)
