@@ -29,7 +29,6 @@ from millpond.kernels.simd import (
 
 # Sums may be taken in another order (one order per loop, the same for every row); NaN and infinity stay what they are.
 RELAXED = {"reassoc", "contract", "nsz"}
-MOST_EXPONENT = 86.0  # exp of more has no reciprocal that is a normal number with bits to spare
 VANISHING = 2.0**-120  # 127 divided by less may be infinite
 # 1 - erf(x) = exp(-x**2) * (ERF[0] t + ERF[1] t**2 + ...), t = 1 / (1 + ERF_P x), for x >= 0.
 ERF_P, ERF = 0.3275911, (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
@@ -153,30 +152,29 @@ def scale_row(typingctx, x, factor, count):
     return types.void(types.int64, types.float32, types.int64), codegen
 
 
-def one_part(ir, x):
-    """1 / (1 + exp(x)) of a vector, with a relative error of 3e-7 at most where x <= MOST_EXPONENT, and what that has
-    where x is larger."""
-    most = ir.const(V16F32, MOST_EXPONENT)
-    e = ir.exp(ir.b.select(ir.b.fcmp_ordered(">", x, most), most, x))
-    return ir.reciprocal(ir.b.fadd(ir.const(V16F32, 1.0), e))
+def _over_one_and_exp(ir, x, y):
+    """x / (1 + exp(y)) of vectors."""
+    one, most = ir.const(V16F32, 1.0), ir.const(V16F32, 88.0)
+    e = ir.exp(ir.b.select(ir.b.fcmp_ordered(">", y, most), most, y))
+    return ir.b.fdiv(x, ir.b.fadd(one, e))
 
 
 def silu(ir, x):
     """x / (1 + exp(-x)) of a vector."""
-    return ir.b.fmul(x, one_part(ir, ir.b.fsub(ir.const(V16F32, -0.0), x)))
+    return _over_one_and_exp(ir, x, ir.b.fsub(ir.const(V16F32, -0.0), x))
 
 
 def gelu_by_tanh(ir, x):
     """x / (1 + exp(-2 z)) of a vector, z = sqrt(2 / pi) * (x + 0.044715 x**3): the tanh form of GELU."""
     linear, cubic = (ir.const(V16F32, -2 * (2 / pi) ** 0.5 * factor) for factor in (1.0, 0.044715))
-    return ir.b.fmul(x, one_part(ir, ir.b.fmul(x, ir.fma(ir.b.fmul(x, x), cubic, linear))))
+    return _over_one_and_exp(ir, x, ir.b.fmul(x, ir.fma(ir.b.fmul(x, x), cubic, linear)))
 
 
 def capped(ir, x, scale, cap):
     """cap * tanh(scale * x / cap) of <16 x float>; tanh(y) = 1 - 2 / (1 + exp(2 y))."""
-    b = ir.b
+    b, one = ir.b, ir.const(V16F32, 1.0)
     y = b.fmul(x, ir.splat(b.fdiv(b.fmul(F32(2.0), scale), cap)))
-    return b.fmul(ir.splat(cap), ir.fma(ir.const(V16F32, -2.0), one_part(ir, y), ir.const(V16F32, 1.0)))
+    return b.fmul(ir.splat(cap), b.fsub(one, _over_one_and_exp(ir, ir.const(V16F32, 2.0), y)))
 
 
 @intrinsic

@@ -27,8 +27,6 @@ LANES = 16
 LOG2_E, LOG2_E_REST = 1.4426950216293335, 1.92596298909109e-08
 EXP2 = (0.69314698, 0.24022242, 0.05550734, 0.00967151, 0.00132647)
 SHIFT = 12583039.0
-# Of Ir.reciprocal: taking a float32's bits from these leaves a number within 5.1 % of its reciprocal.
-RECIPROCAL_BITS = 0x7EF311C7
 
 
 def vector(element, lanes=LANES):
@@ -257,19 +255,6 @@ class Ir:
         x, shift = self._at_least(x, -125.5), self.const(V16F32, SHIFT)
         shifted = self.b.fadd(x, shift)
         return self._power(shifted, self.b.fsub(x, self.b.fsub(shifted, shift)))
-
-    def reciprocal(self, d):
-        """1 / d for 1 <= d <= 2**125, with a relative error of 8e-8 at most, and not a number where d is not a number;
-        no division, which takes as long as 16 multiplications.
-
-        A guess from the bits, then y (1 + e + e**2) and y (1 + e), where e = 1 - d y: errors of 5e-2, 1.3e-4, 2e-8.
-        """
-        b, one = self.b, self.const(V16F32, 1.0)
-        minus = b.fsub(self.const(V16F32, -0.0), d)
-        y = b.bitcast(b.sub(self.const(V16I32, RECIPROCAL_BITS), b.bitcast(d, V16I32)), V16F32)
-        e = self.fma(minus, y, one)
-        y = self.fma(y, self.fma(e, e, e), y)
-        return self.fma(y, self.fma(minus, y, one), y)
 
     def _at_least(self, x, least):
         bound = self.const(V16F32, least)
