@@ -36,7 +36,7 @@ every_integer = pytest.mark.parametrize("kind", INTEGERS.values(), ids=INTEGERS)
 # columns (whole tiles or not) and inputs: one group, two, an odd and an even number of them
 SHAPES = [(48, 64), (48, 128), (50, 192), (97, 576), (300, 320), (144, 1536)]
 # One row, a tile of rows and what is left, two tiles together, and others after them.
-ROW_COUNTS = [1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 65, 75]
+ROW_COUNTS = [1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 65, 75, 96, 111, 128]
 
 
 @cache
@@ -135,8 +135,9 @@ def test_rows_of_the_next_block_have_the_same_bits(kind, rows):
 
 
 @every_kind
-def test_adding_puts_the_product_onto_what_is_there_exactly_once(kind):
-    layer = layer_of(kind, 50, 192, 75)
+@pytest.mark.parametrize("depth", [192, 1536], ids=["fewer steps than rows that wait", "more"])
+def test_adding_puts_the_product_onto_what_is_there_exactly_once(kind, depth):
+    layer = layer_of(kind, 50, depth, max(ROW_COUNTS))
     for rows in ROW_COUNTS:
         same_bits(layer.run(rows, start=0.75), layer.run(rows) + np.float32(0.75))
 

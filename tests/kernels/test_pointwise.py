@@ -23,6 +23,8 @@ from millpond.kernels.pointwise import (
     to_bf16,
 )
 
+SILU_ERROR = 3e-7  # relative, the largest
+
 
 @njit
 def swiglu(gate, up, target, count):
@@ -142,6 +144,12 @@ def test_swiglu_is_the_gate_times_its_sigmoid_times_up():
     np.testing.assert_allclose(swiglu_of(gate, up), wide / (1 + np.exp(-wide)) * up, rtol=1e-6)
 
 
+def test_silu_is_near_the_exact_one_wherever_it_is_more_than_next_to_nothing():
+    gate = np.linspace(-86, 90, 1 << 18, dtype=np.float32)
+    wide = gate.astype(np.float64)
+    np.testing.assert_allclose(swiglu_of(gate, np.ones(gate.size)), wide / (1 + np.exp(-wide)), rtol=SILU_ERROR)
+
+
 def test_swiglu_far_from_zero_is_the_gate_itself_or_next_to_nothing():
     large = np.array([50, 88, 89, 100, 1e4, 1e30, 3e38, np.inf], np.float32)
     got = swiglu_of(np.concatenate([large, -large]), np.ones(16))
@@ -196,6 +204,16 @@ def test_gelu_is_its_tanh_form():
     wide = gate.astype(np.float64)
     expected = 0.5 * wide * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))) * up
     np.testing.assert_allclose(target, expected, rtol=2e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("activation", [swiglu, geglu], ids=["silu", "gelu"])
+def test_what_is_infinite_passes_or_shows_and_what_is_not_a_number_stays_none(activation):
+    gate, up, target = np.ones(16, np.float32), np.ones(16, np.float32), np.zeros(16, np.float32)
+    gate[:4] = np.inf, -np.inf, np.nan, -3e38
+    activation(gate.ctypes.data, up.ctypes.data, target.ctypes.data, 1)
+    assert target[0] == np.inf
+    assert not np.isfinite(target[[1, 2]]).any()
+    assert np.isfinite(target[3:]).all()
 
 
 def exact_gelu_of(x) -> np.ndarray:

@@ -7,7 +7,7 @@ import pytest
 
 from millpond.kernels.matmul import ADDS
 from millpond.load.gguf import open_gguf
-from millpond.model.arrays import block_places, kv_block_bytes, kv_storage, new_kv_cache, new_weights
+from millpond.model.arrays import block_places, kv_block_bytes, kv_storage, new_kv_cache, new_scratch, new_weights
 from millpond.model.figures import figures_of_gguf
 from millpond.model.forward import DOWN, GATE_UP, OUT, QKV
 from millpond.model.weights import load_weights
@@ -95,6 +95,16 @@ def test_every_byte_of_a_cache_is_one_blocks_in_one_layer_and_head(figures, dtyp
             assert own.flags.c_contiguous
             seen += range(own.ctypes.data, own.ctypes.data + own.nbytes, 16)
     assert len(seen) == len(set(seen)) == 19 * kv_block_bytes(figures, dtype) // 16
+
+
+@every_storage
+def test_what_vectors_are_read_of_and_written_to_begins_on_a_cache_line(figures, dtype):
+    cache = new_kv_cache(figures, 19, dtype)
+    scratch = new_scratch(figures, dtype, rows=5, sampled=3, max_model_len=64, threads=2)
+    wide = ("hidden", "last", "inputs", "qkv", "ffn", "ffn_inputs", "logits", "unpacked", "scores")
+    starts = {name: getattr(scratch, name).ctypes.data for name in wide}
+    starts |= {part: getattr(cache, part).ctypes.data for part in ("keys", "values")}
+    assert {name for name, start in starts.items() if start % 64} == set()
 
 
 @every_storage

@@ -23,8 +23,10 @@ from millpond.kernels.matmul import (
     GROUP,
     HALF,
     LINE,
+    ROW_BYTES,
     STEP_BITS,
     STEPS_AT,
+    SUMS_BYTES,
     U4,
     U8,
     VECTORS,
@@ -143,12 +145,12 @@ def _cut(ir, even, odd):
     return ir.b.or_(low, ir.b.and_(ir.b.bitcast(odd, V16I32), ir.const(V16I32, -65536)))
 
 
-def _shapes(count):
+def shapes(count):
     """Of sums of `count` rows each, of the rows and of the weights."""
     return [(count, LINE)] * (2 * VECTORS + 1) + [(I64(STEP // 2), LINE)]
 
 
-def _products(ir, together, a, lda, w, columns):
+def products(ir, together, a, lda, w, columns):
     """What sums the products of 32 inputs, `together` times 16 rows (or fewer, as configured) and some vectors of
     columns: instructions, to be called in order. From one vector to the next, the last rows stay where they are."""
     held = None
@@ -161,27 +163,72 @@ def _products(ir, together, a, lda, w, columns):
             held = i
 
 
-def _leave(ir, together, count, adds, c, ldc):
-    """Put the sums of `together` times `count` rows to c, or add them to what is there."""
-    b, row_bytes = ir.b, COLUMNS * 4
-    place = room(ir, 2 * AMX_ROWS * row_bytes)
-    tiles = [(i, j) for i in range(together) for j in range(VECTORS)]
+def spread(many, few):
+    """Instructions with a few others spread evenly between them."""
+    many = list(many)
+    for n, each in enumerate(many):
+        yield each
+        yield from few[n * len(few) // len(many) : (n + 1) * len(few) // len(many)]
 
-    def put_row(r, _):
-        source, target = ir.at(place, ir.times(r, row_bytes)), ir.at(c, b.mul(r, ldc))
-        sums = [ir.load(V16F32, source, j * LINE) for j in range(VECTORS)]
-        with b.if_else(adds) as (then, otherwise):
-            with then:
-                for j, x in enumerate(sums):
-                    ir.store(b.fadd(ir.load(V16F32, target, j * LINE), x), target, j * LINE)
-            with otherwise:
-                for j, x in enumerate(sums):
-                    ir.store(x, target, j * LINE)
+
+def ask(ir, row, last, c, ldc, j):
+    """Ask for the line of c where the sums of a row will be written, or of the last row. Between the products one ask
+    after the other is free; lines that nobody asked for are waited for at the end, and so are many asks at once."""
+    row = ir.b.select(ir.b.icmp_signed("<", row, last), row, last)
+    ir.prefetch(ir.at(c, ir.b.mul(row, ldc)), j * LINE, writes=True)
+
+
+def store_sums(ir, together, c, ldc):
+    """Put the sums of `together` times so many rows as are configured to c."""
+    for i in range(together):
+        for j in range(VECTORS):
+            store_tile(ir, i * VECTORS + j, ir.at(c, ir.times(ldc, i * AMX_ROWS), j * LINE), ldc)
+
+
+def _add_sums(ir, row, j, sums, c, ldc):
+    """Add a vector of the sums that wait in a room to a row of c."""
+    place = ir.at(c, ir.b.mul(row, ldc), j * LINE)
+    x = ir.load(V16F32, ir.at(sums, ir.times(row, ROW_BYTES)), j * LINE)
+    ir.store(ir.b.fadd(ir.load(V16F32, place), x), place)
+
+
+def _add_rows(ir, first, count, sums, c, ldc):
+    def add(r, _):
+        for j in range(VECTORS):
+            _add_sums(ir, ir.b.add(r, first), j, sums, c, ldc)
         return []
 
-    for i, j in tiles:
-        store_tile(ir, i * VECTORS + j, ir.at(place, i * AMX_ROWS * row_bytes + j * LINE), I64(row_bytes))
-    ir.loop(ir.times(count, together), [], put_row)
+    ir.loop(count, [], add)
+
+
+def in_blocks(ir, rows, carried, some_rows):
+    """carried = some_rows(first, count, together, turn, carried) for 2 times 16 rows after 2 times 16, then for what is
+    left, 16 (or fewer) after 16; the registers are configured for them. first, count, turn (0, 1, 2, ...): int64."""
+    b, both = ir.b, 2 * AMX_ROWS
+    pairs, most = b.sdiv(rows, I64(both)), I64(AMX_ROWS)
+    with b.if_then(b.icmp_signed(">", pairs, I64(0))):
+        configure(ir, shapes(most))
+    carried = ir.loop(pairs, carried, lambda i, each: some_rows(ir.times(i, both), most, 2, i, each))
+    whole = ir.times(pairs, both)
+
+    def the_rest(i, carried):
+        first = ir.at(whole, ir.times(i, AMX_ROWS))
+        left = b.sub(rows, first)
+        count = b.select(b.icmp_signed("<", left, most), left, most)
+        configure(ir, shapes(count))
+        return some_rows(first, count, 1, b.add(pairs, i), carried)
+
+    carried = ir.loop(b.sdiv(ir.at(b.sub(rows, whole), AMX_ROWS - 1), most), carried, the_rest)
+    tile_call(ir, "tilerelease")
+    return carried
+
+
+def in_steps(ir, steps, turns, some):
+    """some(k, is_early) for k in range(steps), the first `turns` of them early; returns how many these were."""
+    early = ir.b.select(ir.b.icmp_signed("<", turns, steps), turns, steps)
+    ir.loop(early, [], lambda k, _: some(k, True) or [])
+    ir.loop(ir.b.sub(steps, early), [], lambda k, _: some(ir.b.add(k, early), False) or [])
+    return early
 
 
 @intrinsic(prefer_literal=True)
@@ -197,35 +244,43 @@ def first_rows_tile(typingctx, kind, together, count, add, a, lda, w, unpacked, 
     def codegen(context, builder, signature, args):
         ir, b = Ir(builder, AVX512), builder
         count, add, a, lda, w, unpacked, places, c, ldc, groups = args[2:]
-        last = b.sub(groups, I64(1))
+        last, adds, sums = b.sub(groups, I64(1)), b.icmp_signed("!=", add, I64(0)), room(ir, SUMS_BYTES)
+        # a row's length from row to row is a room in the first cache: nothing to ask for
+        last_row = b.select(b.icmp_signed("==", ldc, I64(ROW_BYTES)), I64(0), ir.at(ir.times(count, together_), -1))
 
         def group_at(g):
             return ir.at(unpacked, ir.times(b.and_(g, places), GROUP // 2 * PAIR_BYTES))
 
         def multiply(g, j):
-            """_products of a group and one vector of columns."""
+            """products of a group and one vector of columns."""
             for step in range(GROUP // STEP):
                 weights = ir.at(group_at(g), step * STEP // 2 * PAIR_BYTES)
                 a_k = ir.at(a, ir.times(g, 2 * GROUP), step * 2 * STEP)
-                yield from _products(ir, together_, a_k, lda, weights, [j])
+                yield from products(ir, together_, a_k, lda, weights, [j])
 
         def group(g, _):
             is_first = b.icmp_signed("==", g, I64(0))
             before = b.select(is_first, g, b.sub(g, I64(1)))
             for j in range(VECTORS):
-                _unpack(ir, kind_, w, g, j, group_at(g), list(multiply(before, j)))
+                asks = [partial(ask, ir, ir.at(ir.times(g, 4), i), last_row, c, ldc, j) for i in range(4)]
+                _unpack(ir, kind_, w, g, j, group_at(g), list(spread(multiply(before, j), asks)))
             # Before the first there is none: its turn sums up what nobody wants, so that this code stands here once.
             with b.if_then(is_first):
                 for register in range(together_ * VECTORS):
                     tile_call(ir, "tilezero", register)
             return []
 
-        configure(ir, _shapes(count))
+        configure(ir, shapes(count))
         ir.loop(groups, [], group)
         for j in range(VECTORS):
             for instruction in multiply(last, j):
                 instruction()
-        _leave(ir, together_, count, b.icmp_signed("!=", add, I64(0)), c, ldc)
+        with b.if_else(adds) as (then, otherwise):
+            with then:
+                store_sums(ir, together_, sums, I64(ROW_BYTES))
+                _add_rows(ir, I64(0), ir.times(count, together_), sums, c, ldc)
+            with otherwise:
+                store_sums(ir, together_, c, ldc)
         tile_call(ir, "tilerelease")
         return context.get_dummy_value()
 
@@ -258,38 +313,41 @@ def rows_tile(typingctx, rows, add, a, lda, w, c, ldc, steps):
     def codegen(context, builder, signature, args):
         ir, b = Ir(builder, AVX512), builder
         rows, add, a, lda, w, c, ldc, steps = args
-        adds, both = b.icmp_signed("!=", add, I64(0)), 2 * AMX_ROWS
+        adds, rooms = b.icmp_signed("!=", add, I64(0)), room(ir, 2 * SUMS_BYTES)
 
-        def some_rows(first, count, together):
+        def some_rows(first, count, together, turn, carried):
+            """Between their products, the sums of the rows before are added, or lines are asked for."""
+            waiting, sums, target = carried
+            a_b, c_b, last_row = ir.at(a, b.mul(first, lda)), ir.at(c, b.mul(first, ldc)), ir.at(count, -1)
+            if together == 2:
+                last_row = ir.at(last_row, AMX_ROWS)
+
+            def leave(row, j):
+                with b.if_else(adds) as (then, otherwise):
+                    with then:
+                        _add_sums(ir, row, j, sums, target, ldc)
+                    with otherwise:
+                        ask(ir, row, last_row, c_b, ldc, j)
+
+            def step(k, is_early):
+                w_k, a_k = ir.at(w, ir.times(k, STEP // 2 * PAIR_BYTES)), ir.at(a_b, ir.times(k, 2 * STEP))
+                leaves = [partial(leave, ir.at(ir.times(k, 2), i), j) for i in range(2) for j in range(VECTORS)]
+                multiplied = products(ir, together, a_k, lda, w_k, range(VECTORS))
+                for instruction in spread(multiplied, leaves if is_early else []):
+                    instruction()
+
             for register in range(together * VECTORS):
                 tile_call(ir, "tilezero", register)
-            a_b = ir.at(a, b.mul(first, lda))
+            turns = b.select(adds, b.sdiv(waiting, I64(2)), I64(together * AMX_ROWS // 2))
+            done = ir.times(in_steps(ir, steps, turns, step), 2)
+            mine = ir.at(rooms, ir.times(b.and_(turn, I64(1)), SUMS_BYTES))
+            _add_rows(ir, done, b.sub(waiting, done), sums, target, ldc)
+            place, stride = (b.select(adds, *each) for each in ((mine, c_b), (I64(ROW_BYTES), ldc)))
+            store_sums(ir, together, place, stride)
+            return [b.select(adds, ir.times(count, together), I64(0)), mine, c_b]
 
-            def step(k, _):
-                w_k = ir.at(w, ir.times(k, STEP // 2 * PAIR_BYTES))
-                for instruction in _products(ir, together, ir.at(a_b, ir.times(k, 2 * STEP)), lda, w_k, range(VECTORS)):
-                    instruction()
-                return []
-
-            ir.loop(steps, [], step)
-            _leave(ir, together, count, adds, ir.at(c, b.mul(first, ldc)), ldc)
-            return []
-
-        pairs = b.sdiv(rows, I64(both))
-        with b.if_then(b.icmp_signed(">", pairs, I64(0))):
-            configure(ir, _shapes(I64(AMX_ROWS)))
-            ir.loop(pairs, [], lambda i, _: some_rows(ir.times(i, both), I64(AMX_ROWS), 2))
-        whole = ir.times(pairs, both)
-
-        def the_rest(i, _):
-            first = ir.at(whole, ir.times(i, AMX_ROWS))
-            left, most = b.sub(rows, first), I64(AMX_ROWS)
-            count = b.select(b.icmp_signed("<", left, most), left, most)
-            configure(ir, _shapes(count))
-            return some_rows(first, count, 1)
-
-        ir.loop(b.sdiv(ir.at(b.sub(rows, whole), AMX_ROWS - 1), I64(AMX_ROWS)), [], the_rest)
-        tile_call(ir, "tilerelease")
+        waiting, sums, target = in_blocks(ir, rows, [I64(0), rooms, c], some_rows)
+        _add_rows(ir, I64(0), waiting, sums, target, ldc)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 8), codegen

@@ -66,6 +66,9 @@ U8_SCALES_AT = int(U8_GROUP.fields["scales"][1])
 U4_BYTES, U8_BYTES = U4_GROUP.itemsize, U8_GROUP.itemsize
 ROWS = 4
 AMX_ROWS = 16  # that go through AMX at a time
+# The sums of a tile for two times so many rows, where gate and up meet.
+ROW_BYTES = COLUMNS * 4
+SUMS_BYTES = 2 * AMX_ROWS * ROW_BYTES
 ROW_BLOCK = 256  # the most rows that go through one unpacked tile
 OWN_ROWS = 64  # from so many rows a thread on, a thread takes rows and all tiles; else tiles and all rows
 LINE = 64
@@ -347,20 +350,52 @@ def linear_tile(tiles, layer, tile, first, last, inputs, sums, c, ldc, scratch):
 def rows_by_amx(tiles, layer, tile, rows, a, c, ldc, scratch):
     """linear_tile by AMX: the first rows while the tile becomes bfloat16, the others after them; a is their address.
     Only what is unpacked is fetched ahead."""
-    kind, depth, lda, done = layer[KIND] - AMX_U4, layer[DEPTH], input_stride(layer), np.int64(0)
-    tile_bytes = depth // (GROUP if kind <= U8 else SHORT_SUM) * group_bytes(kind)
-    w = layer[WEIGHTS] + tile * tile_bytes
-    if kind <= U8:
-        together, count = 2 if rows >= 2 * AMX_ROWS else 1, min(rows, AMX_ROWS)
-        done = count * together
-        call(
-            tiles.first_rows[kind, together], 0, 0, count, layer[ADDS], a, lda, w, address(scratch),
-            1 if done == rows else -1, c, ldc, depth // GROUP,
-        )  # fmt: skip
-        w = address(scratch)
+    lda, done = input_stride(layer), first_by_amx(tiles, layer, tile, rows, a, c, ldc, address(scratch))
     if done < rows:
-        a, c, steps = a + done * lda, c + done * ldc, depth // SHORT_SUM
-        call(tiles.more_rows, rows - done, layer[ADDS], a, lda, w, c, ldc, steps)
+        w, steps = unpacked_at(layer, tile, address(scratch)), layer[DEPTH] // SHORT_SUM
+        call(tiles.more_rows, rows - done, layer[ADDS], a + done * lda, lda, w, c + done * ldc, ldc, steps)
+
+
+@inner
+def first_by_amx(tiles, layer, tile, rows, a, c, ldc, unpacked):
+    """The first rows, while the tile is unpacked for those after them; how many, none where it is bfloat16 already."""
+    kind, depth = layer[KIND] - AMX_U4, layer[DEPTH]
+    if kind > U8:
+        return np.int64(0)
+    together, count = 2 if rows >= 2 * AMX_ROWS else 1, min(rows, AMX_ROWS)
+    done = count * together
+    call(
+        tiles.first_rows[kind, together], 0, 0, count, layer[ADDS], a, input_stride(layer), tile_at(layer, tile),
+        unpacked, 1 if done == rows else -1, c, ldc, depth // GROUP,
+    )  # fmt: skip
+    return done
+
+
+@inner
+def tile_at(layer, tile):
+    """The address of a tile of a layer that AMX multiplies."""
+    kind = layer[KIND] - AMX_U4
+    return layer[WEIGHTS] + tile * (layer[DEPTH] // (GROUP if kind <= U8 else SHORT_SUM) * group_bytes(kind))
+
+
+@inner
+def unpacked_at(layer, tile, unpacked):
+    """Where the same tile is in bfloat16, if its first rows have left it at `unpacked`."""
+    return unpacked if layer[KIND] - AMX_U4 <= U8 else tile_at(layer, tile)
+
+
+@merged
+def gated_by_amx(tiles, layer, gate, up, rows, a, room, unpacked, target, ldtarget):
+    """The activation of one tile of a layer times another, as the rows of bfloat16 at target; room, unpacked:
+    addresses, of 4 * SUMS_BYTES and of two tiles in bfloat16."""
+    lda, depth = input_stride(layer), layer[DEPTH]
+    second = unpacked + depth * COLUMNS * 2
+    done = first_by_amx(tiles, layer, gate, rows, a, room, ROW_BYTES, unpacked)
+    first_by_amx(tiles, layer, up, rows, a, room + SUMS_BYTES, ROW_BYTES, second)
+    call(
+        tiles.gated, 0, done, rows - done, room, a + done * lda, lda, unpacked_at(layer, gate, unpacked),
+        unpacked_at(layer, up, second), target, ldtarget, depth // SHORT_SUM,
+    )  # fmt: skip
 
 
 @inner

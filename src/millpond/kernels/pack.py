@@ -112,9 +112,11 @@ def empty_room(num_bytes: int) -> NDArray[np.uint8]:
     return _from_line(np.empty(num_bytes + LINE, np.uint8), num_bytes)
 
 
-def aligned_zeros(num_bytes: int) -> NDArray[np.uint8]:
-    """Zeros that begin on a cache line."""
-    return _from_line(np.zeros(num_bytes + LINE, np.uint8), num_bytes)
+def aligned_zeros(shape: int | tuple[int, ...], dtype: type[np.generic] = np.uint8) -> NDArray[Any]:
+    """Zeros that begin on a cache line. np.zeros has them begin 16 bytes behind one, and then every vector of 64 bytes
+    would be parts of two."""
+    num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return _from_line(np.zeros(num_bytes + LINE, np.uint8), num_bytes).view(dtype).reshape(shape)
 
 
 def new_unpacked(depth: int, threads: int = 1) -> NDArray[np.uint8]:

@@ -152,13 +152,29 @@ def scale_row(typingctx, x, factor, count):
     return types.void(types.int64, types.float32, types.int64), codegen
 
 
+def _over_one_and_exp(ir, x, y):
+    """x / (1 + exp(y)) of vectors."""
+    one, most = ir.const(V16F32, 1.0), ir.const(V16F32, 88.0)
+    e = ir.exp(ir.b.select(ir.b.fcmp_ordered(">", y, most), most, y))
+    return ir.b.fdiv(x, ir.b.fadd(one, e))
+
+
+def silu(ir, x):
+    """x / (1 + exp(-x)) of a vector."""
+    return _over_one_and_exp(ir, x, ir.b.fsub(ir.const(V16F32, -0.0), x))
+
+
+def gelu_by_tanh(ir, x):
+    """x / (1 + exp(-2 z)) of a vector, z = sqrt(2 / pi) * (x + 0.044715 x**3): the tanh form of GELU."""
+    linear, cubic = (ir.const(V16F32, -2 * (2 / pi) ** 0.5 * factor) for factor in (1.0, 0.044715))
+    return _over_one_and_exp(ir, x, ir.b.fmul(x, ir.fma(ir.b.fmul(x, x), cubic, linear)))
+
+
 def capped(ir, x, scale, cap):
     """cap * tanh(scale * x / cap) of <16 x float>; tanh(y) = 1 - 2 / (1 + exp(2 y))."""
-    b = ir.b
-    one, two, most = (ir.const(V16F32, value) for value in (1.0, 2.0, 88.0))
+    b, one = ir.b, ir.const(V16F32, 1.0)
     y = b.fmul(x, ir.splat(b.fdiv(b.fmul(F32(2.0), scale), cap)))
-    e = ir.exp(b.select(b.fcmp_ordered(">", y, most), most, y))
-    return b.fmul(ir.splat(cap), b.fsub(one, b.fdiv(two, b.fadd(one, e))))
+    return b.fmul(ir.splat(cap), b.fsub(one, _over_one_and_exp(ir, ir.const(V16F32, 2.0), y)))
 
 
 @intrinsic
@@ -181,19 +197,14 @@ def cap_row(typingctx, x, scale, cap, count):
 
 @intrinsic
 def geglu_row(typingctx, gate, up, target, count):
-    """target = gelu(gate) * up for 16 * count floats; gelu(x) = x / (1 + exp(-2 z)), z = sqrt(2 / pi) * (x + 0.044715
-    x**3), which is the tanh form."""
+    """target = gelu(gate) * up for 16 * count floats."""
 
     def codegen(context, builder, signature, args):
         ir, (gate, up, target, count) = Ir(builder), args
-        one, most = ir.const(V16F32, 1.0), ir.const(V16F32, 88.0)
-        linear, cubic = (ir.const(V16F32, -2 * (2 / pi) ** 0.5 * factor) for factor in (1.0, 0.044715))
 
         def some(i, _):
             x, u = (ir.load(V16F32, ir.at(p, ir.times(i, 64))) for p in (gate, up))
-            negative = builder.fmul(x, ir.fma(builder.fmul(x, x), cubic, linear))
-            e = ir.exp(builder.select(builder.fcmp_ordered(">", negative, most), most, negative))
-            ir.store(builder.fmul(builder.fdiv(x, builder.fadd(one, e)), u), ir.at(target, ir.times(i, 64)))
+            ir.store(builder.fmul(gelu_by_tanh(ir, x), u), ir.at(target, ir.times(i, 64)))
             return []
 
         ir.loop(count, [], some)
@@ -234,17 +245,14 @@ def gelu_row(typingctx, x, target, count):
 
 @intrinsic
 def swiglu_row(typingctx, gate, up, target, count):
-    """target = silu(gate) * up for 16 * count floats; silu(x) = x / (1 + exp(-x))."""
+    """target = silu(gate) * up for 16 * count floats."""
 
     def codegen(context, builder, signature, args):
         ir, (gate, up, target, count) = Ir(builder), args
-        one, most = ir.const(V16F32, 1.0), ir.const(V16F32, 88.0)
 
         def some(i, _):
             x, u = (ir.load(V16F32, ir.at(p, ir.times(i, 64))) for p in (gate, up))
-            negative = builder.fsub(ir.const(V16F32, -0.0), x)
-            e = ir.exp(builder.select(builder.fcmp_ordered(">", negative, most), most, negative))
-            ir.store(builder.fmul(builder.fdiv(x, builder.fadd(one, e)), u), ir.at(target, ir.times(i, 64)))
+            ir.store(builder.fmul(silu(ir, x), u), ir.at(target, ir.times(i, 64)))
             return []
 
         ir.loop(count, [], some)

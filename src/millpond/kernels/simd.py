@@ -94,11 +94,11 @@ class Ir:
     def store(self, value, address, offset=0):
         self.b.store(value, self.b.inttoptr(self.at(address, offset), value.type.as_pointer()), align=1)
 
-    def prefetch(self, address, offset=0, near=3):
+    def prefetch(self, address, offset=0, near=3, writes=False):
         """Ask for the cache line at an address (any address: nothing faults) to be brought near: 3 for the first-level
-        cache, 2 for the second."""
+        cache, 2 for the second. writes: to be written, so that no other core keeps it."""
         pointer = self.b.inttoptr(self.at(address, offset), I8.as_pointer())
-        self.call("llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(near), I32(1))
+        self.call("llvm.prefetch.p0", ir.VoidType(), pointer, I32(int(writes)), I32(near), I32(1))
 
     def in_place(self):
         """Keep what reads memory before here before it, and what reads it after here after it."""

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from millpond.kernels.amx import first_rows, more_rows
 from millpond.kernels.amx_attention import attend_rows, fits
+from millpond.kernels.amx_gate import GATES, gated
 from millpond.kernels.attention import BF16_KV, GROUP_TOKENS, KV_KINDS, TILE_ROWS, cap_scores, score, softmax, value
 from millpond.kernels.isa import AMX, ISAS, vectors_of
 from millpond.kernels.link import entry_point
@@ -21,12 +22,13 @@ TILES_OF = {U4: {U4, FIRST_U4, NEAR_U8, U8}, U8: {U8, NEAR_U8}, BF16: {BF16}, F3
 class Tiles(NamedTuple):
     """Addresses by literal: gemm [kind, rows], score [rows], softmax [windowed], value [rows, vectors]; 0 where the
     model needs none. threads: how many share a step. By AMX, or 0: first_rows [kind, 16 rows together], more_rows in
-    place of gemm, attend_rows [capped] in place of score, softmax, cap and value."""
+    place of gemm, gated for gate and up, attend_rows [capped] in place of score, softmax, cap and value."""
 
     threads: int
     gemm: NDArray[np.int64]
     first_rows: NDArray[np.int64]
     more_rows: int
+    gated: int
     score: NDArray[np.int64]
     softmax: NDArray[np.int64]
     cap: int
@@ -44,11 +46,13 @@ def load_tiles(
     head_dim: int,
     windowed: bool = False,
     capped: bool = False,
+    gate: str | None = None,
     link: Callable[..., int] = entry_point,
 ) -> Tiles:
     """Compile, or load from the cache, the tiles for these kinds of weights, K/V type and shape of attention.
 
-    windowed: some layer attends to a window only; capped: scores are capped.
+    windowed: some layer attends to a window only; capped: scores are capped. gate: what becomes of gate before it is
+    multiplied with up, one of GATES, where AMX is to do both at once.
     link is called with each function and the types of its arguments, and returns its address.
     """
     level, kv = types.literal(vectors_of(isa)), types.literal(KV_KINDS[kv_dtype])
@@ -79,6 +83,7 @@ def load_tiles(
         gemm=gemms,
         first_rows=first,
         more_rows=link(more_rows, *ints[:8]) if by_amx else 0,
+        gated=link(gated, types.literal(GATES[gate]), *ints[:10]) if by_amx and gate else 0,
         score=scores,
         softmax=softmaxes,
         cap=link(cap_scores, types.int64, types.float32, types.float32, types.int64) if capped and not attends else 0,

@@ -254,7 +254,7 @@ def _in_runs(
 ) -> list[NDArray[np.generic]]:
     """Two parts of a block, of as many numbers each, as views [layers, places, kv_heads, ...] of one array."""
     runs, layers, heads = -(-num_blocks // RUN), config.num_layers, config.num_kv_heads
-    memory = np.zeros((runs, layers, heads, 2, RUN, math.prod(shapes[0])), dtype)
+    memory = aligned_zeros((runs, layers, heads, 2, RUN, math.prod(shapes[0])), dtype)
     places = (runs - 1) * layers * heads * 2 * RUN + RUN
     _, layer, head, _, block, number = memory.strides
     return [
@@ -315,37 +315,37 @@ def new_scratch(
 ) -> Scratch:
     """Room for steps of up to `rows` tokens of which `sampled` want logits."""
     narrow = max(config.hidden_size, config.num_heads * config.head_dim)
-    depth = max(narrow, config.ffn_size)
+    depth = max(2 * narrow, config.ffn_size)  # of a tile to unpack, or of gate and up at once
     width = config.heads_per_kv * config.head_dim
     query_width = config.heads_per_kv * query_bytes(config.head_dim) if kv_dtype is np.uint8 else width
     heads = config.num_heads + 2 * config.num_kv_heads
     blocks, group_rows = -(-max_model_len // BLOCK), GROUP_TOKENS * config.heads_per_kv
     slots = rows * max(config.experts_used, 1)  # the rows that go through an FFN
-    routed = slots if config.num_experts else 0
+    routed, branch_rows = slots if config.num_experts else 0, max(rows, sampled) if config.has_branches else 0
     score_bytes = (blocks | 1) * LINE  # of a row, an odd number of lines: 16 rows do not share sets of the first cache
     return Scratch(
-        hidden=np.zeros((rows, padded(config.hidden_size)), np.float32),
-        last=np.zeros((sampled, padded(config.hidden_size)), np.float32),
+        hidden=aligned_zeros((rows, padded(config.hidden_size)), np.float32),
+        last=aligned_zeros((sampled, padded(config.hidden_size)), np.float32),
         inputs=aligned_zeros(max(rows, sampled) * (narrow * 4 + LINE)),
-        sums=np.zeros((max(rows, sampled), narrow // GROUP * 2 + MOST_OUTLIERS), np.float32),
-        qkv=np.zeros((rows, padded(heads * config.head_dim)), np.float32),
-        queries=np.zeros((config.num_kv_heads, rows, query_width), kv_dtype),
-        attended=np.zeros((config.num_kv_heads, rows, width), np.float32),
-        ffn=np.zeros((threads, ROW_BLOCK, 2 * UNIT), np.float32),
+        sums=aligned_zeros((max(rows, sampled), narrow // GROUP * 2 + MOST_OUTLIERS), np.float32),
+        qkv=aligned_zeros((rows, padded(heads * config.head_dim)), np.float32),
+        queries=aligned_zeros((config.num_kv_heads, rows, query_width), kv_dtype),
+        attended=aligned_zeros((config.num_kv_heads, rows, width), np.float32),
+        ffn=aligned_zeros((threads, ROW_BLOCK, 2 * UNIT), np.float32),
         ffn_inputs=aligned_zeros(slots * (config.ffn_size * 4 + LINE)),
-        ffn_sums=np.zeros((slots, config.ffn_size // GROUP * 2 + MOST_OUTLIERS), np.float32),
-        branch=np.zeros((max(rows, sampled) if config.has_branches else 0, padded(config.hidden_size)), np.float32),
-        routed=np.zeros((rows if routed else 0, padded(config.num_experts) + config.experts_used), np.float32),
+        ffn_sums=aligned_zeros((slots, config.ffn_size // GROUP * 2 + MOST_OUTLIERS), np.float32),
+        branch=aligned_zeros((branch_rows, padded(config.hidden_size)), np.float32),
+        routed=aligned_zeros((rows if routed else 0, padded(config.num_experts) + config.experts_used), np.float32),
         slots=np.zeros((NUM_SLOT_LISTS, max(routed, config.num_experts + 1)), np.int64),
         expert_inputs=aligned_zeros(routed * (config.hidden_size * 4 + LINE)),
-        expert_sums=np.zeros((routed, config.hidden_size // GROUP * 2 + MOST_OUTLIERS), np.float32),
-        expert_outputs=np.zeros((routed, padded(config.hidden_size)), np.float32),
-        logits=np.zeros((sampled, padded(config.vocab_size)), np.float32),
-        tops=np.zeros((sampled, padded(config.vocab_size) // COLUMNS), np.float32),
+        expert_sums=aligned_zeros((routed, config.hidden_size // GROUP * 2 + MOST_OUTLIERS), np.float32),
+        expert_outputs=aligned_zeros((routed, padded(config.hidden_size)), np.float32),
+        logits=aligned_zeros((sampled, padded(config.vocab_size)), np.float32),
+        tops=aligned_zeros((sampled, padded(config.vocab_size) // COLUMNS), np.float32),
         unpacked=new_unpacked(depth, threads),
-        row=np.zeros((threads, narrow), np.float32),
-        scores=aligned_zeros(threads * group_rows * score_bytes).view(np.float32).reshape(threads, group_rows, -1),
-        factors=np.zeros((threads, group_rows), np.float32),
+        row=aligned_zeros((threads, narrow), np.float32),
+        scores=aligned_zeros((threads, group_rows, score_bytes // 4), np.float32),
+        factors=aligned_zeros((threads, group_rows), np.float32),
         sync=new_sync(threads),
     )
 

@@ -13,13 +13,18 @@ from millpond.kernels.embedding import embed
 from millpond.kernels.jit import OPTIONS, inner, inner_copy, merged
 from millpond.kernels.link import call, entry_point
 from millpond.kernels.matmul import (
+    AMX_ROWS,
+    AMX_U4,
     COLUMN_COUNT,
     COLUMNS,
     DEPTH,
+    KIND,
     LINE,
+    MAGNITUDES,
     ROWS,
     UNIT,
     fetch,
+    gated_by_amx,
     input_stride,
     linear,
     linear_tile,
@@ -108,7 +113,11 @@ def walk(thread, tiles, weights, cache, batch, scratch):
         if weights.num_experts:
             call(weights.experts, thread, tiles, weights, layer, rows, scratch)
         else:
-            gate_up_units(tiles, thread, weights, layer, rows, scratch)
+            by_amx = layer[GATE_UP, KIND] >= AMX_U4 and layer[DOWN, KIND] >= AMX_U4 and not layer[DOWN, MAGNITUDES]
+            if by_amx and rows > AMX_ROWS:
+                gate_up_pairs(tiles, thread, weights, layer, rows, scratch)
+            else:
+                gate_up_units(tiles, thread, weights, layer, rows, scratch)
             linear(tiles, sync, thread, layer[DOWN], rows, scratch.ffn_inputs, scratch.ffn_sums, given, unpacked)
     norm_rows(thread, weights, 2 * len(layers), weights.head, rows, hidden, scratch)
     head_tiles(tiles, thread, weights, rows, scratch)
@@ -247,6 +256,22 @@ def gate_up_units(tiles, thread, weights, layer, rows, scratch):
             place = address(scratch.ffn_inputs) + m * input_stride(down)
             fetch(place + ROWS * input_stride(down) + unit * size, size // LINE)
             prepare(down, row[:channels], unit * UNIT, place, address(scratch.ffn_sums, m))
+
+
+@merged
+def gate_up_pairs(tiles, thread, weights, layer, rows, scratch):
+    """The same by AMX, to the bit, a tile of gate and its tile of up at once: faster where there are so many rows that
+    some can be multiplied while what comes of others is computed. The last tile may write zeros between the rows."""
+    gate_up, down = layer[GATE_UP], layer[DOWN]
+    room, unpacked, stride = address(scratch.ffn, thread), address(scratch.unpacked, thread), input_stride(down)
+    across, block = (weights.ffn_size + COLUMNS - 1) // COLUMNS, rows_at_once(rows, len(scratch.sync) // 2)
+    each = UNIT // COLUMNS  # tiles of gate, then as many of up
+    for item in shared_items(scratch.sync, thread, across * ((rows + block - 1) // block)):
+        pair, first = item % across, item // across * block
+        gate, count = pair // each * 2 * each + pair % each, min(block, rows - first)
+        a = address(scratch.inputs) + first * input_stride(gate_up)
+        target = address(scratch.ffn_inputs) + first * stride + pair * COLUMNS * 2
+        gated_by_amx(tiles, gate_up, gate, gate + each, count, a, room, unpacked, target, stride)
 
 
 @merged

@@ -45,4 +45,5 @@ def tile_loader(
         head_dim=config.head_dim,
         windowed=config.has_windows,
         capped=config.score_cap > 0,
+        gate=None if config.is_encoder or config.num_experts else config.block.activation,
     )
