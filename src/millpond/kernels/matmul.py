@@ -73,9 +73,14 @@ AHEAD = 4096  # bytes by which weights are fetched ahead of their use where a ti
 MOST_OUTLIERS = 8
 # A linear layer's descriptor, int64: kind, columns, K, address of the weights; how many outlier channels, address of
 # their numbers (int64) and of their weights (float32 [tiles][MOST_OUTLIERS][48]); address where the inputs' magnitudes
-# are summed up (float32 [K]), or 0; 1 where the result is added to what is there.
-KIND, COLUMN_COUNT, DEPTH, WEIGHTS, OUTLIER_COUNT, OUTLIERS, OUTLIER_WEIGHTS, MAGNITUDES, ADDS = range(9)
-DESCRIPTOR_SIZE = 9
+# are summed up (float32 [K]), or 0; 1 where the result is added to what is there; where AMX multiplies integer weights,
+# by 2 ** which they are made smaller and the inputs larger.
+KIND, COLUMN_COUNT, DEPTH, WEIGHTS, OUTLIER_COUNT, OUTLIERS, OUTLIER_WEIGHTS, MAGNITUDES, ADDS, POWER = range(10)
+DESCRIPTOR_SIZE = 10
+# What is made of them is a float16 first, of a scale below 2 ** 8, then 2 ** -16 times as much.
+AMX_POWER = 8
+# There, a row's inputs are in this order within 16: two nibbles 16 bits apart belong to two inputs with one between.
+PAIR_ORDER = [four + k for four in range(0, 16, 4) for k in (0, 2, 1, 3)]
 
 
 def _integer_group(ir, kind, rows, vectors, g, acc, a, lda, w, first, sums, ldsums, unpacked):
@@ -128,8 +133,8 @@ def group_codes(ir, kind, w_g, columns, fetches=False):
             yield [ir.load(V64I8, w_g, (k * VECTORS + j) * 64) for j in columns]
         return
     for half in range(2):
-        steps = [_spread(ir, ir.load(V16I16, w_g, STEPS_AT + (half * VECTORS + j) * 32), 2) for j in columns]
-        bases = [_spread(ir, ir.load(V16I8, w_g, BASES_AT + (half * VECTORS + j) * 16), 4) for j in columns]
+        steps = [spread(ir, ir.load(V16I16, w_g, STEPS_AT + (half * VECTORS + j) * 32), 2) for j in columns]
+        bases = [spread(ir, ir.load(V16I8, w_g, BASES_AT + (half * VECTORS + j) * 16), 4) for j in columns]
         for k in range(4 * half, 4 * half + 4):
             _fetch_part(ir, w_g, lines, k, GROUP // 8)
             raw = [ir.load(V64I8, w_g, (k * VECTORS + j) * 64) for j in columns]
@@ -146,7 +151,7 @@ def _fetch_part(ir, w_g, lines, part, parts):
         ir.prefetch(w_g, AHEAD + line * LINE)
 
 
-def _spread(ir, x, times):
+def spread(ir, x, times):
     """Each of 16 elements so many times in a row."""
     order = Constant(vector(I32, 16 * times), [i // times for i in range(16 * times)])
     return ir.b.shuffle_vector(x, Constant(x.type, Undefined), order)
@@ -355,7 +360,7 @@ def rows_by_amx(tiles, layer, tile, rows, a, c, ldc, scratch):
         done = count * together
         call(
             tiles.first_rows[kind, together], 0, 0, count, layer[ADDS], a, lda, w, address(scratch),
-            1 if done == rows else -1, c, ldc, depth // GROUP,
+            1 if done == rows else -1, c, ldc, depth // GROUP, layer[POWER],
         )  # fmt: skip
         w = address(scratch)
     if done < rows:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from millpond.kernels.isa import AMX, ISAS
 from millpond.kernels.matmul import (
+    AMX_POWER,
     AMX_U4,
     BF16,
     COLUMNS,
@@ -78,7 +79,15 @@ class Packed:
         instruction set that multiplies it, None for a table that is only read."""
         outliers = 0 if self.outliers is None else self.outliers.ctypes.data
         kind = self.kind if isa is None else self.kind_for(isa)
-        return [kind, padded(self.columns), self.depth, self.weights.ctypes.data, 0, 0, outliers, 0, 0]
+        power = self.power() if kind in (AMX_U4 + U4, AMX_U4 + U8) else 0
+        return [kind, padded(self.columns), self.depth, self.weights.ctypes.data, 0, 0, outliers, 0, 0, power]
+
+    def power(self) -> int:
+        """By 2 ** which integer weights have to be made smaller for AMX: the largest scale becomes a float16 from 2 ** 7
+        up to 2 ** 8, whose bits are LARGEST_SCALE_POWER larger when they are a bfloat16's."""
+        scales = self.weights["scales"].view(np.uint16)  # whose order is that of positive float16
+        _, exponent = np.frexp(scales.max().view(np.float16))
+        return int(exponent) + AMX_POWER
 
     def put_outliers(self, weights: NDArray[np.float32]) -> None:
         """Keep the exact weights of the outlier channels, float32 [columns, channels]."""

@@ -61,7 +61,7 @@ def load_tiles(
             gemms[kind, rows] = link(gemm, level, types.literal(kind), types.literal(rows), *ints)
     for kind in by_amx - {BF16}:
         for together in (1, 2):
-            first[kind, together] = link(first_rows, types.literal(kind), types.literal(together), *ints[:10])
+            first[kind, together] = link(first_rows, types.literal(kind), types.literal(together), *ints[:11])
     scores, values = np.zeros(TILE_ROWS + 1, np.int64), np.zeros((TILE_ROWS + 1, 5), np.int64)
     attends = ISAS[isa] == AMX and KV_KINDS[kv_dtype] == BF16_KV and fits(head_dim)
     for rows in () if attends else attention_rows(heads_per_kv):
