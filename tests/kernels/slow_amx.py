@@ -1,5 +1,5 @@
-"""What AMX makes of a linear layer, slow and plain: the products' sums in the order in which AMX takes them, and to the bit
-the bfloat16 weights that an integer tile stands for there."""
+"""What AMX makes of a linear layer, slow and plain: the products' sums in the order in which AMX takes them, and to the
+bit the bfloat16 weights that an integer tile stands for there."""
 
 import numpy as np
 

@@ -178,22 +178,18 @@ def test_integer_weights_are_met_rounded_to_bfloat16(kind, whole):
         np.testing.assert_allclose(exact[:97], unpack(packed), rtol=1e-6)
 
 
-def scaled_layer(kind, factor):
-    """A layer whose groups' scales are up to 1000 times each other's; all `factor` times as large as with 1."""
-    rng = np.random.default_rng([kind, 7])
-    codes = rng.integers(1, 16, (48, 128), dtype=np.uint8)
-    scale = (np.repeat(2.0 ** rng.uniform(-10, 0, (48, 2)), 2, axis=1).astype(np.float16) * np.float32(factor)).astype(
-        np.float16
-    )
-    return pack_affine(codes, scale, -8 * scale.astype(np.float32), 4) if kind == U4 else pack_affine(
-        codes + np.uint8(120), scale, -128 * scale.astype(np.float32), 8
-    )
+def scaled_layer(kind, power):
+    """A layer whose groups' scales are up to 1000 times each other's; all 2 ** power times as large as with 0."""
+    rng, middle = np.random.default_rng([kind, 7]), 8 if kind == U4 else 128
+    codes = rng.integers(1, 2 * middle, (48, 128), dtype=np.uint8)
+    scale = np.repeat(2.0 ** rng.uniform(-10, 0, (48, 2)), 2, axis=1).astype(np.float16).astype(np.float32) * 2.0**power
+    return pack_affine(codes, scale.astype(np.float16), -middle * scale, 4 if kind == U4 else 8)
 
 
 @every_integer
 @pytest.mark.parametrize("power", [-4, -3, 5, 12, 15])
 def test_weights_of_any_size_are_met_alike(kind, power):
-    whole, scaled = (weights_of(scaled_layer(kind, factor)) for factor in (1, 2.0**power))
+    whole, scaled = (weights_of(scaled_layer(kind, each)) for each in (0, power))
     assert np.abs(scaled).max() > 2.0**power
     same_bits(scaled, whole * np.float32(2.0**power))
 

@@ -28,6 +28,7 @@ from millpond.kernels.matmul import (
     U4,
     U8,
     VECTORS,
+    WEIGHT_POWER,
     ZERO_CODE,
     group_bytes,
     scales_at,
@@ -58,17 +59,20 @@ PAIR_BYTES = COLUMNS * 4
 # Two times 16 rows beside 48 columns: six sums, and one register each for rows and weights.
 ROWS_TILE, WEIGHTS_TILE = 6, 7
 
-# Weights are made in float16, which holds 3 bits more than bfloat16 does, and rounding is cutting these off, of weights
-# that are larger by so much: on average, what is cut off. What is a bfloat16 already stays the same.
+# Weights are made in float16, which has 3 bits more than bfloat16. Rounding is cutting these off, of weights that are
+# larger by so much: on average, what is cut off. What is a bfloat16 already stays the same.
 ROUND_UP = 1 + log(2) / 256 * 7 / 8
-# Of the 16 bits of two nibbles' places, by how much to the right for the inputs 0, 1, 4 and 5 of 8; those 2 further on
-# are beside them. The lookup sees the lowest bits alone.
+# By how much 16 bits with 4 nibbles go to the right for the inputs 0, 1, 4 and 5 of 8, those 2 further on being beside
+# them. The lookup sees the lowest 5 bits alone.
 NIBBLE_SHIFTS = (8, 0, 12, 4)
 NIBBLES = [float(i % 16) for i in range(32)]
 THOUSAND, THOUSAND_BITS = 1024.0, 0x6400  # a float16 whose mantissa is an integer
-# A float16's exponent begins at 2**-15 and a bfloat16's at 2**-127. Moved to a bfloat16's place, with two bits of 32 and
-# 64 in front of it, it means WEIGHT_POWER less. What a float16 cannot hold comes out as up to 2**-15, and so does 0.
-CUT_BITS, KEPT_BITS, EXPONENT_BITS, WEIGHT_POWER = 3, -0x7001, 0x3000, 16
+# The bits of a float16 as those of a bfloat16: the last ones cut off, 3 more in front of the exponent, which has 5 and
+# counts from another bias; 2 ** WEIGHT_POWER less. Half of float16's least normal number takes the place of 0, 2 ** -15
+# where a layer's largest scale is 2 ** 7 at least and its largest weight about 2 ** 14. So a weight is wrong by at most
+# 2 ** -29 times that one.
+CUT_BITS, KEPT_BITS, EXPONENT_BITS = 3, -0x7001, 0x3000
+
 
 def tile_call(ir, name, *arguments):
     """An instruction of AMX; a register is a number, an address an integer."""
@@ -189,8 +193,7 @@ def first_rows_tile(typingctx, kind, together, count, add, a, lda, w, unpacked, 
     tile at `unpacked`. Addresses, strides in bytes; the first two literal.
 
     count: 16 where together is 2, else 1 to 16. places: -1 where that tile is to be left; 1 where there is no need, so
-    that two groups have room, in turns, which stays in the first cache. power: the layer's, by 2 ** which its inputs are
-    too large.
+    that two groups have room, in turns, which stays in the first cache. power: the layer's.
     """
     kind_, together_ = kind.literal_value, together.literal_value
 
@@ -235,8 +238,9 @@ def first_rows_tile(typingctx, kind, together, count, add, a, lda, w, unpacked, 
 
 
 def _unpack(ir, kind, w, g, j, factor, target, between):
-    """A group of a tile for a vector of columns, `factor` times as large, to its place in bfloat16. between: instructions to be called on the
-    way, spread evenly, so that the units that they wait for are busy while others unpack."""
+    """A group of a tile for a vector of columns, `factor` times as large in float16, to its place in bfloat16. between:
+    instructions to be called on the way, spread evenly, so that the units that they wait for are busy while others
+    unpack."""
     num_bytes, pairs = group_bytes.py_func(kind), GROUP // 2
     w_g, lines, inputs = ir.at(w, ir.times(g, num_bytes)), num_bytes // LINE, INPUTS_OF[kind]
     scale = ir.b.fmul(ir.half_to_float(ir.load(V16I16, w_g, scales_at(kind) + 32 * j)), factor)

@@ -1,6 +1,6 @@
 """Which instructions the tiles may use, from the best down: "amx" (products of 16 rows and columns at once, beside
-float16 and all of avx512), "avx512" (VNNI for u8 x s8 dot products, BF16 for pairs of bfloat16), "vnni256" (VNNI on 256 bits), "avx2",
-and "portable", vector code that LLVM lowers for any processor."""
+float16 and all of avx512), "avx512" (VNNI for u8 x s8 dot products, BF16 for pairs of bfloat16), "vnni256" (VNNI on
+256 bits), "avx2", and "portable", vector code that LLVM lowers for any processor."""
 
 import ctypes
 import platform

@@ -77,9 +77,10 @@ MOST_OUTLIERS = 8
 # by 2 ** which they are made smaller and the inputs larger.
 KIND, COLUMN_COUNT, DEPTH, WEIGHTS, OUTLIER_COUNT, OUTLIERS, OUTLIER_WEIGHTS, MAGNITUDES, ADDS, POWER = range(10)
 DESCRIPTOR_SIZE = 10
-# What is made of them is a float16 first, of a scale below 2 ** 8, then 2 ** -16 times as much.
-AMX_POWER = 8
-# There, a row's inputs are in this order within 16: two nibbles 16 bits apart belong to two inputs with one between.
+# AMX's weights are float16 on the way, where a layer's largest scale is 2 ** SCALE_POWER or up to half of it, and all
+# are 2 ** WEIGHT_POWER smaller once they are bfloat16.
+SCALE_POWER, WEIGHT_POWER = 8, 16
+# There, a row's inputs are in this order within 16: what is 16 bits apart in a tile are two inputs with one between.
 PAIR_ORDER = [four + k for four in range(0, 16, 4) for k in (0, 2, 1, 3)]
 
 

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from millpond.kernels.isa import AMX, ISAS
 from millpond.kernels.matmul import (
-    AMX_POWER,
     AMX_U4,
     BF16,
     COLUMNS,
@@ -19,11 +18,13 @@ from millpond.kernels.matmul import (
     HALF,
     LINE,
     MOST_OUTLIERS,
+    SCALE_POWER,
     STEP_BITS,
     U4,
     U4_GROUP,
     U8,
     U8_GROUP,
+    WEIGHT_POWER,
     ZERO_CODE,
 )
 
@@ -83,11 +84,11 @@ class Packed:
         return [kind, padded(self.columns), self.depth, self.weights.ctypes.data, 0, 0, outliers, 0, 0, power]
 
     def power(self) -> int:
-        """By 2 ** which integer weights have to be made smaller for AMX: the largest scale becomes a float16 from 2 ** 7
-        up to 2 ** 8, whose bits are LARGEST_SCALE_POWER larger when they are a bfloat16's."""
+        """By 2 ** which AMX meets integer weights smaller than they are, and their inputs larger; by the largest scale,
+        so that no weight is beyond what a float16 holds."""
         scales = self.weights["scales"].view(np.uint16)  # whose order is that of positive float16
         _, exponent = np.frexp(scales.max().view(np.float16))
-        return int(exponent) + AMX_POWER
+        return int(exponent) + WEIGHT_POWER - SCALE_POWER
 
     def put_outliers(self, weights: NDArray[np.float32]) -> None:
         """Keep the exact weights of the outlier channels, float32 [columns, channels]."""

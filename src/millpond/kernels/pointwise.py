@@ -108,7 +108,8 @@ def round_for_amx(typingctx, x, power, target, count):
 
         def some(i, _):
             values = ir.to_bf16(builder.fmul(ir.load(V16F32, ir.at(x, ir.times(i, 64))), factor))
-            ir.store(builder.shuffle_vector(values, values, Constant(V16I32, PAIR_ORDER)), ir.at(target, ir.times(i, 32)))
+            values = builder.shuffle_vector(values, values, Constant(V16I32, PAIR_ORDER))
+            ir.store(values, ir.at(target, ir.times(i, 32)))
             return []
 
         ir.loop(count, [], some)
