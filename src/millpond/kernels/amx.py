@@ -109,16 +109,17 @@ def configure(ir, shapes):
 
 def _pairs_of_nibbles(ir, w_g, j, scale):
     """The weights of a group for a vector of columns, two inputs after two; float16."""
-    b = ir.b
-    table = Constant(V32F16, NIBBLES)
+    b, table = ir.b, Constant(V32F16, NIBBLES)
+    steps = ir.joined(*(ir.load(V16I16, w_g, STEPS_AT + (half * VECTORS + j) * 32) for half in range(2)))
+    bases = ir.joined(*(ir.load(V16I8, w_g, BASES_AT + (half * VECTORS + j) * 16) for half in range(2)))
+    is_whole = b.icmp_signed("==", b.and_(steps, ir.const(V32I16, (1 << STEP_BITS) - 1)), ir.const(V32I16, 0))
+    # where a step has a fraction, the integer tiles cut off a half on average, which the base makes up for
+    zeros = b.select(is_whole, ir.const(V32F16, float(ZERO_CODE)), ir.const(V32F16, ZERO_CODE + 0.5))
+    scales = ir.joined(scale, scale)
+    starts = b.fmul(scales, b.fsub(b.uitofp(b.zext(bases, V32I16), V32F16), zeros))
+    each_of = b.fmul(scales, b.fmul(b.uitofp(steps, V32F16), ir.const(V32F16, 2.0**-STEP_BITS)))
     for half in range(2):
-        step = spread(ir, ir.load(V16I16, w_g, STEPS_AT + (half * VECTORS + j) * 32), 2)
-        base = b.zext(spread(ir, ir.load(V16I8, w_g, BASES_AT + (half * VECTORS + j) * 16), 2), V32I16)
-        is_whole = b.icmp_signed("==", b.and_(step, ir.const(V32I16, (1 << STEP_BITS) - 1)), ir.const(V32I16, 0))
-        # where a step has a fraction, the integer tiles cut off a half on average, which the base makes up for
-        zero = b.select(is_whole, ir.const(V32F16, float(ZERO_CODE)), ir.const(V32F16, ZERO_CODE + 0.5))
-        start = b.fmul(scale, b.fsub(b.uitofp(base, V32F16), zero))
-        each = b.fmul(scale, b.fmul(b.uitofp(step, V32F16), ir.const(V32F16, 2.0**-STEP_BITS)))
+        each, start = (spread(ir, x, 2, 16 * half) for x in (each_of, starts))
         for eight in range(HALF // 8):
             raw = ir.load(V32I16, w_g, ((half * HALF // 8 + eight) * VECTORS + j) * LINE)
             for shift in NIBBLE_SHIFTS:
@@ -128,7 +129,7 @@ def _pairs_of_nibbles(ir, w_g, j, scale):
 
 def _pairs_of_bytes(ir, w_g, j, scale):
     """The same of an 8-bit group."""
-    b = ir.b
+    b, scale = ir.b, spread(ir, scale, 2)
     for four in range(GROUP // 4):
         raw = ir.load(V32I16, w_g, (four * VECTORS + j) * LINE)
         for place in (b.and_(raw, ir.const(V32I16, 0xFF)), b.lshr(raw, ir.const(V32I16, 8))):
@@ -244,7 +245,7 @@ def _unpack(ir, kind, w, g, j, factor, target, between):
     num_bytes, pairs = group_bytes.py_func(kind), GROUP // 2
     w_g, lines, inputs = ir.at(w, ir.times(g, num_bytes)), num_bytes // LINE, INPUTS_OF[kind]
     scale = ir.b.fmul(ir.half_to_float(ir.load(V16I16, w_g, scales_at(kind) + 32 * j)), factor)
-    scale = spread(ir, ir.b.fptrunc(scale, V16F16), 2)
+    scale = ir.b.fptrunc(scale, V16F16)
     for line in range(j * lines // VECTORS, (j + 1) * lines // VECTORS):
         ir.prefetch(w_g, AHEAD + line * LINE)
     for pair, weights in enumerate(inputs(ir, w_g, j, scale)):

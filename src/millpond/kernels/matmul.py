@@ -152,9 +152,9 @@ def _fetch_part(ir, w_g, lines, part, parts):
         ir.prefetch(w_g, AHEAD + line * LINE)
 
 
-def spread(ir, x, times):
-    """Each of 16 elements so many times in a row."""
-    order = Constant(vector(I32, 16 * times), [i // times for i in range(16 * times)])
+def spread(ir, x, times, first=0):
+    """Each of 16 elements, from `first` on, so many times in a row."""
+    order = Constant(vector(I32, 16 * times), [first + i // times for i in range(16 * times)])
     return ir.b.shuffle_vector(x, Constant(x.type, Undefined), order)
 
 
