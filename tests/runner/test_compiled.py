@@ -58,12 +58,12 @@ def config(tmp_path):
         ("avx2", {BF16}, np.uint16, {"gemm": 4, "score": ROWS, "value": ROWS, "softmax": 1}),
         ("avx512", {F32_WEIGHTS}, np.float32, {"gemm": 4, "score": ROWS, "value": ROWS, "softmax": 1}),
         ("avx512", {U4}, np.uint8, {"gemm": 10, "score": ROWS, "value": ROWS, "softmax": 1}),
-        ("amx", {BF16}, np.uint16, {"more_rows": 1, "all_scores": 1, "all_values": 1, "softmax": 1}),
+        ("amx", {BF16}, np.uint16, {"more_rows": 1, "attend_rows": 1}),
         (
             "amx",
             {U4, F32_WEIGHTS},
             np.uint16,
-            {"gemm": 4, "first_rows": 2, "more_rows": 1, "all_scores": 1, "all_values": 1, "softmax": 1},
+            {"gemm": 4, "first_rows": 2, "more_rows": 1, "attend_rows": 1},
         ),
     ],
 )

@@ -14,7 +14,7 @@ from millpond.kernels.attention_int8 import BLOCK, DIMS, put_probabilities, scor
 from millpond.kernels.isa import AVX512, PORTABLE
 from millpond.kernels.jit import compiled, inner
 from millpond.kernels.link import call
-from millpond.kernels.matmul import LINE, fetch
+from millpond.kernels.matmul import AMX_ROWS, LINE, fetch
 from millpond.kernels.pointwise import cap_row
 from millpond.kernels.simd import F32, I1, I32, I64, LOG2_E, V16F32, V16I32, Ir, address, put_float, vector
 
@@ -29,6 +29,8 @@ F32_KV, BF16_KV, INT8_KV = range(3)
 KV_KINDS = {np.float32: F32_KV, np.uint16: BF16_KV, np.uint8: INT8_KV}  # by the type of the arrays that hold it
 TILE_ROWS = 6
 FEW_ROWS = 16  # so many and fewer would wait for memory: what comes next is asked for before it is needed
+AHEAD_BLOCKS = 2  # where rows are more, keys and values are asked for so far ahead
+EVERYWHERE = 2**30  # a window without an end
 GROUP_TOKENS = 16  # consecutive tokens of one sequence that attend together and share each K/V load
 
 
@@ -261,21 +263,29 @@ def attend(
     k_scales = address(key_scales) + kv_head * key_scales.strides[1]
     v_scales = address(value_scales) + kv_head * value_scales.strides[1]
     o_bytes, score_bytes, at_table = head_dim * 4, scores.strides[0], address(table) + 8 * skipped
-    if tiles.all_scores:
-        call(
-            tiles.all_scores, 0, rows, q, q_bytes, k, v, keys.strides[0], at_table, blocks, address(scores),
-            score_bytes,
-        )  # fmt: skip
-    for b in range(0 if tiles.all_scores else blocks):
+    by_amx, few = tiles.attend_rows[1 if cap else 0], rows <= FEW_ROWS
+    if by_amx:
+        at_next = address(next_table)
+        if not few:  # what comes next is of these blocks, too, but in the second cache
+            next_keys, at_next, next_blocks = k, at_table + 8 * AHEAD_BLOCKS, blocks - AHEAD_BLOCKS
+        for r in range(0, rows, AMX_ROWS):
+            call(
+                by_amx, 0, 0, min(AMX_ROWS, rows - r), r, per_token, length - skipped * BLOCK,
+                window if window else EVERYWHERE, q + r * q_bytes, q_bytes, k, v, keys.strides[0], at_table, blocks,
+                scale, cap, address(scores), o + r * o_bytes, o_bytes,
+                next_keys, next_keys - address(keys) + address(values), at_next, next_blocks, 0 if few else 1,
+            )  # fmt: skip
+        return
+    for b in range(blocks):
         place = table[skipped + b]
         k_b, scales_b = k + place * keys.strides[0], k_scales + place * key_scales.strides[0]
-        if rows <= FEW_ROWS:
+        if few:
             fetch(v + place * values.strides[0], block_lines(values))
         for r in range(0, rows, TILE_ROWS):
             n, at_q, at_s = min(TILE_ROWS, rows - r), q + r * q_bytes, address(scores) + r * score_bytes + 64 * b
             call(tiles.score[n], 0, 0, n, at_q, q_bytes, k_b, scales_b, at_s, score_bytes, head_dim)
     left = np.float32(1.0) if cap else scale  # to multiply the scores by in the softmax
-    wanted = next_blocks if rows <= FEW_ROWS else 0
+    wanted = next_blocks if few else 0
     for r in range(rows):
         for b in range(wanted * r // rows, wanted * (r + 1) // rows):
             fetch(next_keys + next_table[b] * keys.strides[0], block_lines(keys))
@@ -286,12 +296,6 @@ def attend(
             tiles.softmax[windowed], 0, 0, 0, left, own - window - skipped * BLOCK, at_s, own - skipped * BLOCK, blocks,
             at_table, v_scales, value_scales.strides[0], address(factors) + 4 * r,
         )  # fmt: skip
-    if tiles.all_values:
-        call(
-            tiles.all_values, 0, rows, address(scores), score_bytes, at_table, blocks, v, values.strides[0],
-            address(factors), o, o_bytes,
-        )  # fmt: skip
-        return
     for r in range(0, rows, TILE_ROWS):
         n, p, f = min(TILE_ROWS, rows - r), address(scores) + r * score_bytes, address(factors) + 4 * r
         dim, at_o = 0, o + r * o_bytes

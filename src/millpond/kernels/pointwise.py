@@ -191,21 +191,25 @@ def scale_row(typingctx, x, factor, count):
     return types.void(types.int64, types.float32, types.int64), codegen
 
 
+def capped(ir, x, scale, cap):
+    """cap * tanh(scale * x / cap) of <16 x float>; tanh(y) = 1 - 2 / (1 + exp(2 y))."""
+    b = ir.b
+    one, two, most = (ir.const(V16F32, value) for value in (1.0, 2.0, 88.0))
+    y = b.fmul(x, ir.splat(b.fdiv(b.fmul(F32(2.0), scale), cap)))
+    e = ir.exp(b.select(b.fcmp_ordered(">", y, most), most, y))
+    return b.fmul(ir.splat(cap), b.fsub(one, b.fdiv(two, b.fadd(one, e))))
+
+
 @intrinsic
 def cap_row(typingctx, x, scale, cap, count):
-    """x = cap * tanh(scale * x / cap) for 16 * count floats; tanh(y) = 1 - 2 / (1 + exp(2 y))."""
+    """x = cap * tanh(scale * x / cap) for 16 * count floats."""
 
     def codegen(context, builder, signature, args):
         ir, (x, scale, cap, count) = Ir(builder), args
-        one, two, most = (ir.const(V16F32, value) for value in (1.0, 2.0, 88.0))
-        twice, cap = ir.splat(builder.fdiv(builder.fmul(F32(2.0), scale), cap)), ir.splat(cap)
 
         def some(i, _):
             place = ir.at(x, ir.times(i, 64))
-            y = builder.fmul(ir.load(V16F32, place), twice)
-            e = ir.exp(builder.select(builder.fcmp_ordered(">", y, most), most, y))
-            tanh = builder.fsub(one, builder.fdiv(two, builder.fadd(one, e)))
-            ir.store(builder.fmul(cap, tanh), place)
+            ir.store(capped(ir, ir.load(V16F32, place), scale, cap), place)
             return []
 
         ir.loop(count, [], some)

@@ -8,7 +8,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from millpond.kernels.amx import first_rows, more_rows
-from millpond.kernels.amx_attention import all_scores, all_values, fits
+from millpond.kernels.amx_attention import attend_rows, fits
 from millpond.kernels.attention import BF16_KV, GROUP_TOKENS, KV_KINDS, TILE_ROWS, cap_scores, score, softmax, value
 from millpond.kernels.isa import AMX, ISAS, vectors_of
 from millpond.kernels.link import entry_point
@@ -21,7 +21,7 @@ TILES_OF = {U4: {U4, FIRST_U4, NEAR_U8, U8}, U8: {U8, NEAR_U8}, BF16: {BF16}, F3
 class Tiles(NamedTuple):
     """Addresses by literal: gemm [kind, rows], score [rows], softmax [windowed], value [rows, vectors]; 0 where the
     model needs none. threads: how many share a step. By AMX, or 0: first_rows [kind, 16 rows together], more_rows in
-    place of gemm, all_scores, all_values in place of score and value."""
+    place of gemm, attend_rows [capped] in place of score, softmax, cap and value."""
 
     threads: int
     gemm: NDArray[np.int64]
@@ -31,8 +31,7 @@ class Tiles(NamedTuple):
     softmax: NDArray[np.int64]
     cap: int
     value: NDArray[np.int64]
-    all_scores: int
-    all_values: int
+    attend_rows: NDArray[np.int64]
 
 
 def load_tiles(
@@ -69,9 +68,12 @@ def load_tiles(
         scores[rows] = link(score, level, kv, literal, *ints[:7])
         for vectors in [4] * (head_dim >= 64) + [1] * (head_dim % 64 > 0):
             values[rows, vectors] = link(value, level, kv, literal, types.literal(vectors), *ints[:10])
-    softmaxes = np.zeros(2, np.int64)
-    for kind in range(1 + windowed):
+    softmaxes, by_rows = np.zeros(2, np.int64), np.zeros(2, np.int64)
+    for kind in range(0 if attends else 1 + windowed):
         softmaxes[kind] = link(softmax, level, kv, types.literal(kind), types.float32, *ints[:8])
+    for kind in range(1 + capped if attends else 0):
+        shape = types.literal(head_dim), types.literal(kind)
+        by_rows[kind] = link(attend_rows, *shape, *ints[:12], types.float32, types.float32, *ints[:8])
     return Tiles(
         threads=threads,
         gemm=gemms,
@@ -79,10 +81,9 @@ def load_tiles(
         more_rows=link(more_rows, *ints[:8]) if by_amx else 0,
         score=scores,
         softmax=softmaxes,
-        cap=link(cap_scores, types.int64, types.float32, types.float32, types.int64) if capped else 0,
+        cap=link(cap_scores, types.int64, types.float32, types.float32, types.int64) if capped and not attends else 0,
         value=values,
-        all_scores=link(all_scores, types.literal(head_dim), *ints[:10]) if attends else 0,
-        all_values=link(all_values, types.literal(head_dim), *ints[:10]) if attends else 0,
+        attend_rows=by_rows,
     )
 
 
