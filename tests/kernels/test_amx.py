@@ -113,7 +113,7 @@ def same_bits(got, expected, what=""):
 @pytest.mark.parametrize(("columns", "depth"), SHAPES)
 def test_the_results_are_those_of_the_slow_reference(kind, columns, depth):
     layer = layer_of(kind, columns, depth, max(ROW_COUNTS))
-    expected = slow_amx.linear(weights_of(layer.packed), slow_amx.bf16(layer.x))
+    expected = slow_amx.linear(layer.packed, weights_of(layer.packed), slow_amx.bf16(layer.x))
     for rows in ROW_COUNTS:
         same_bits(layer.run(rows), expected[:rows], f"{rows} rows")
 
@@ -172,10 +172,35 @@ def test_integer_weights_are_met_rounded_to_bfloat16(kind, whole):
     packed = random_layer(kind, 97, 576, whole=whole)
     weights, exact = weights_of(packed), slow_amx.exact_weights(packed)
     same_bits(weights, slow_amx.bf16(weights))
-    assert slow_amx.is_rounded(weights, exact).all()
+    same_bits(weights, slow_amx.weights_met(packed))
     assert weights[exact != 0].any()
+    assert (np.abs(weights - exact) < 2.0**-7 * np.abs(exact) + 2.0**-10 * np.abs(exact).max()).all()
     if whole:
         np.testing.assert_allclose(exact[:97], unpack(packed), rtol=1e-6)
+
+
+def scaled_layer(kind, power):
+    """A layer whose groups' scales are up to 1000 times each other's; all 2 ** power times as large as with 0."""
+    rng, middle = np.random.default_rng([kind, 7]), 8 if kind == U4 else 128
+    codes = rng.integers(1, 2 * middle, (48, 128), dtype=np.uint8)
+    scale = np.repeat(2.0 ** rng.uniform(-10, 0, (48, 2)), 2, axis=1).astype(np.float16).astype(np.float32) * 2.0**power
+    return pack_affine(codes, scale.astype(np.float16), -middle * scale, 4 if kind == U4 else 8)
+
+
+@every_integer
+@pytest.mark.parametrize("power", [-4, -3, 5, 12, 15])
+def test_weights_of_any_size_are_met_alike(kind, power):
+    whole, scaled = (weights_of(scaled_layer(kind, each)) for each in (0, power))
+    assert np.abs(scaled).max() > 2.0**power
+    same_bits(scaled, whole * np.float32(2.0**power))
+
+
+@every_integer
+def test_a_weight_of_0_is_met_as_next_to_nothing(kind):
+    packed = random_layer(kind, 96, 128)
+    packed.weights["scales"][1] = 0
+    weights = weights_of(packed)
+    assert np.abs(weights[48:]).max() <= 2.0**-29 * np.abs(weights).max()
 
 
 @every_integer

@@ -11,7 +11,7 @@ from numba import njit
 from kernels.test_amx import KINDS, ROW_COUNTS, every_kind, random_layer
 from millpond.kernels.amx_gate import GATES
 from millpond.kernels.isa import runnable
-from millpond.kernels.matmul import GROUP, MOST_OUTLIERS, ROW_BLOCK, UNIT, input_stride
+from millpond.kernels.matmul import DESCRIPTOR_SIZE, GROUP, MOST_OUTLIERS, ROW_BLOCK, UNIT, input_stride
 from millpond.kernels.pack import aligned_zeros, new_unpacked
 from millpond.kernels.pointwise import prepare
 from millpond.kernels.threads import new_sync
@@ -59,7 +59,7 @@ class Block:
     def __init__(self, kind, ffn_size, depth, rows, gate="silu"):
         units = -(-ffn_size // UNIT)
         self.packed = random_layer(kind, 2 * UNIT * units, depth), random_layer(kind, 48, ffn_size)
-        self.layer = np.zeros((4, 9), np.int64)
+        self.layer = np.zeros((4, DESCRIPTOR_SIZE), np.int64)
         self.layer[[GATE_UP, DOWN]] = [each.descriptor("amx") for each in self.packed]
         self.ffn_size, self.gate, stride = ffn_size, gate, input_stride.py_func(self.layer[GATE_UP])
         self.inputs = aligned_zeros(rows * stride)

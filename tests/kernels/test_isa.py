@@ -28,7 +28,7 @@ HASWELL = frozenset({"avx2", "fma", "f16c"})
 ALDER_LAKE = HASWELL | {"avxvnni"}
 ICE_LAKE = HASWELL | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"}
 ZEN_4 = ICE_LAKE | {"avx512bf16"}
-SAPPHIRE_RAPIDS = ZEN_4 | {"avxvnni", "amx-tile", "amx-bf16", PERMITTED}
+SAPPHIRE_RAPIDS = ZEN_4 | {"avxvnni", "avx512fp16", "amx-tile", "amx-bf16", PERMITTED}
 
 
 def processor(flags) -> CpuFeatures:
@@ -124,7 +124,7 @@ def test_a_processor_of_another_kind_runs_the_portable_kernels():
     [
         ("avx512", ZEN_4 - {"avx512bf16", "avx512vnni"}, "avx512vnni, avx512bf16"),
         ("avx512", ICE_LAKE, "avx512bf16"),
-        ("amx", ZEN_4, "amx-tile, amx-bf16, amx-permission"),
+        ("amx", ZEN_4, "avx512fp16, amx-tile, amx-bf16, amx-permission"),
         ("vnni256", HASWELL, "avxvnni"),
         ("vnni256", ICE_LAKE - {"avx512vl"}, "avxvnni"),
         ("avx2", {"avx2"}, "fma, f16c"),

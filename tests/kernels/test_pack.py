@@ -7,10 +7,11 @@ from numba import njit
 from kernels.slow_linear import integer_weights
 from millpond.kernels import pack
 from millpond.kernels.embedding import embed, half
-from millpond.kernels.matmul import BF16, COLUMNS, F32_WEIGHTS, HALF, MOST_OUTLIERS, OUTLIER_WEIGHTS, U4, U8
+from millpond.kernels.matmul import BF16, COLUMNS, F32_WEIGHTS, HALF, MOST_OUTLIERS, OUTLIER_WEIGHTS, POWER, U4, U8
 from millpond.kernels.pack import (
     Form,
     Packed,
+    empty_layer,
     empty_room,
     pack_affine,
     pack_float,
@@ -229,6 +230,25 @@ def test_outlier_channels_are_kept_by_tile_and_channel():
     assert not layer.outliers[1, :, 2:].any(), "the columns that fill up the last tile"
     assert not layer.outliers[:, 3:].any()
     assert layer.descriptor(None)[OUTLIER_WEIGHTS] == layer.outliers.ctypes.data
+
+
+@every_integer_kind
+@pytest.mark.parametrize("largest", [2.0**-24, 2.0**-14, 0.0123, 1.0, 65504.0])
+def test_the_largest_scale_decides_how_much_larger_amx_has_the_inputs(kind, largest):
+    layer = empty_layer(Form(kind, 96, 128))
+    layer.weights["scales"] = np.linspace(0, largest, layer.weights["scales"].size).reshape(2, 2, 48)
+    assert 2.0**7 <= float(np.float16(largest)) * 2.0 ** (16 - layer.power()) < 2.0**8
+    assert layer.descriptor("amx")[POWER] == layer.power()
+    assert layer.descriptor("avx512")[POWER] == layer.descriptor(None)[POWER] == 0
+
+
+def test_a_layer_of_zeros_has_a_power_too():
+    assert abs(pack_affine(np.zeros((48, 64), np.uint8), *np.zeros((2, 48, 2), np.float16), 4).power()) < 100
+
+
+@every_float_kind
+def test_the_inputs_of_weights_that_amx_takes_as_they_are_stay_as_they_are(kind):
+    assert pack_float(np.ones((48, 64), np.float32), kind).descriptor("amx")[POWER] == 0
 
 
 def test_layers_side_by_side_share_no_byte_and_begin_on_cache_lines():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from millpond.kernels.matmul import (
+    AMX_U4,
     BF16,
     DEPTH,
     DESCRIPTOR_SIZE,
@@ -13,6 +14,7 @@ from millpond.kernels.matmul import (
     MAGNITUDES,
     OUTLIER_COUNT,
     OUTLIERS,
+    POWER,
     U4,
     U8,
 )
@@ -26,11 +28,11 @@ SMALLEST = 2.0**-149
 class Row:
     """A row after `prepare`: its codes or values, and for an integer layer the groups' numbers and the outliers."""
 
-    def __init__(self, x, kind=U4, channels=(), magnitudes=None):
+    def __init__(self, x, kind=U4, channels=(), magnitudes=None, power=0):
         self.x = np.array(x, np.float32)
         self.channels = np.array(channels, np.int64)
         layer = np.zeros(DESCRIPTOR_SIZE, np.int64)
-        layer[KIND], layer[DEPTH] = kind, self.x.size
+        layer[KIND], layer[DEPTH], layer[POWER] = kind, self.x.size, power
         layer[OUTLIER_COUNT], layer[OUTLIERS] = self.channels.size, self.channels.ctypes.data
         layer[MAGNITUDES] = 0 if magnitudes is None else magnitudes.ctypes.data
         self.target = np.full(self.x.size * 4 + 8, GUARD, np.uint8)
@@ -133,6 +135,23 @@ def test_a_bfloat16_layer_takes_the_row_rounded_to_nearest_even():
     np.testing.assert_array_equal(row.target[: 2 * x.size].view(np.uint16), round_to_bf16(x))
     assert (row.target[2 * x.size :] == GUARD).all()
     assert (row.numbers == GUARD).all()
+
+
+@pytest.mark.parametrize("power", [-15, 0, 1, 24])
+@pytest.mark.parametrize("kind", [U4, U8], ids=["U4", "U8"])
+def test_an_integer_layer_takes_bfloat16_in_pairs_with_one_between_where_amx_multiplies_it(kind, power):
+    x = random_row()
+    row = Row(x, AMX_U4 + kind, power=power)
+    pairs = np.stack([x.reshape(-1, 4)[:, [0, 2]], x.reshape(-1, 4)[:, [1, 3]]], axis=1).ravel()
+    expected = round_to_bf16(pairs * np.float32(2.0**power))
+    np.testing.assert_array_equal(row.target[: 2 * x.size].view(np.uint16), expected)
+    assert (row.target[2 * x.size :] == GUARD).all()
+    assert (row.numbers == GUARD).all()
+
+
+def test_a_bfloat16_layer_takes_the_row_in_its_order_where_amx_multiplies_it():
+    x = random_row()
+    np.testing.assert_array_equal(Row(x, AMX_U4 + BF16).target, Row(x, BF16).target)
 
 
 def test_a_float32_layer_takes_the_row_as_it_is():

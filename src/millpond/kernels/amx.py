@@ -30,11 +30,24 @@ from millpond.kernels.matmul import (
     U4,
     U8,
     VECTORS,
+    WEIGHT_POWER,
     ZERO_CODE,
     group_bytes,
+    repeated,
     scales_at,
 )
-from millpond.kernels.simd import I8, I64, V16F32, V16I8, V16I16, V16I32, V64I8, Ir
+from millpond.kernels.simd import (
+    I8,
+    I64,
+    V16F16,
+    V16F32,
+    V16I8,
+    V16I16,
+    V32F16,
+    V32I16,
+    V64I8,
+    Ir,
+)
 
 PALETTE = 1
 LINE_BYTES_AT, LINES_AT = 16, 48  # in a configuration: two bytes and one byte for each register
@@ -44,15 +57,19 @@ PAIR_BYTES = COLUMNS * 4
 # Two times 16 rows beside 48 columns: six sums, and one register each for rows and weights.
 ROWS_TILE, WEIGHTS_TILE = 6, 7
 
-# A float32 whose mantissa has an integer q in its midst is BIG + unit * q. Of 32 bits with 8 nibbles, shifted in four
-# ways, two masks take two nibbles each: by how much to the left, and which of the 8 inputs these are.
-NIBBLE_SHIFTS = ((0, (4, 3)), (8, (5, 0)), (-8, (7, 2)), (16, (6, 1)))
-NIBBLE_MASKS, NIBBLE_UNITS = (0x0000F000, 0x000F0000), (2.0**12, 2.0**16)
-BYTE_SHIFTS, BYTE_MASK, BYTE_UNIT = (15, 7, -1, -9), 0x007F8000, 2.0**15
-BIG, BIG_BITS = 2.0**23, 0x4B000000
-# Rounding to bfloat16 is cutting off, of weights that are larger by so much: on average, half of what is cut off. What
-# is a bfloat16 already stays the same.
-ROUND_UP = 1 + log(2) / 256
+# Weights are made in float16, which has 3 bits more than bfloat16. Rounding is cutting these off, of weights that are
+# larger by so much: on average, what is cut off. What is a bfloat16 already stays the same.
+ROUND_UP = 1 + log(2) / 256 * 7 / 8
+# By how much 16 bits with 4 nibbles go to the right for the inputs 0, 1, 4 and 5 of 8, those 2 further on being beside
+# them. The lookup sees the lowest 5 bits alone.
+NIBBLE_SHIFTS = (8, 0, 12, 4)
+NIBBLES = [float(i % 16) for i in range(32)]
+THOUSAND, THOUSAND_BITS = 1024.0, 0x6400  # a float16 whose mantissa is an integer
+# The bits of a float16 as those of a bfloat16: the last ones cut off, 3 more in front of the exponent, which has 5 and
+# counts from another bias; 2 ** WEIGHT_POWER less. Half of float16's least normal number takes the place of 0, 2 ** -15
+# where a layer's largest scale is 2 ** 7 at least and its largest weight about 2 ** 14. So a weight is wrong by at most
+# 2 ** -29 times that one.
+CUT_BITS, KEPT_BITS, EXPONENT_BITS = 3, -0x7001, 0x3000
 
 
 def tile_call(ir, name, *arguments):
@@ -88,61 +105,44 @@ def configure(ir, shapes):
     tile_call(ir, "ldtilecfg", ir.b.inttoptr(place, I8.as_pointer()))
 
 
-def _shifted(ir, x, by):
-    """32 bits each, by so many to the left; 16 is a rotation."""
-    b = ir.b
-    if by == 16:
-        return b.or_(b.shl(x, ir.const(V16I32, 16)), b.lshr(x, ir.const(V16I32, 16)))
-    return b.shl(x, ir.const(V16I32, by)) if by > 0 else b.lshr(x, ir.const(V16I32, -by)) if by < 0 else x
-
-
-def _big(ir, x, mask):
-    """BIG + unit * q as float32, where q are the masked bits."""
-    return ir.b.bitcast(ir.b.or_(ir.b.and_(x, ir.const(V16I32, mask)), ir.const(V16I32, BIG_BITS)), V16F32)
-
-
 def _pairs_of_nibbles(ir, w_g, j, scale):
-    """The weights of a group for a vector of columns, two inputs after two; float32."""
-    b = ir.b
+    """The weights of a group for a vector of columns, two inputs after two; float16."""
+    b, table = ir.b, Constant(V32F16, NIBBLES)
+    steps = ir.joined(*(ir.load(V16I16, w_g, STEPS_AT + (half * VECTORS + j) * 32) for half in range(2)))
+    bases = ir.joined(*(ir.load(V16I8, w_g, BASES_AT + (half * VECTORS + j) * 16) for half in range(2)))
+    is_whole = b.icmp_signed("==", b.and_(steps, ir.const(V32I16, (1 << STEP_BITS) - 1)), ir.const(V32I16, 0))
+    # where a step has a fraction, the integer tiles cut off a half on average, which the base makes up for
+    zeros = b.select(is_whole, ir.const(V32F16, float(ZERO_CODE)), ir.const(V32F16, ZERO_CODE + 0.5))
+    scales = ir.joined(scale, scale)
+    starts = b.fmul(scales, b.fsub(b.uitofp(b.zext(bases, V32I16), V32F16), zeros))
+    each_of = b.fmul(scales, b.fmul(b.uitofp(steps, V32F16), ir.const(V32F16, 2.0**-STEP_BITS)))
     for half in range(2):
-        step = b.zext(ir.load(V16I16, w_g, STEPS_AT + (half * VECTORS + j) * 32), V16I32)
-        base = b.zext(ir.load(V16I8, w_g, BASES_AT + (half * VECTORS + j) * 16), V16I32)
-        is_whole = b.icmp_signed("==", b.and_(step, ir.const(V16I32, (1 << STEP_BITS) - 1)), ir.const(V16I32, 0))
-        # where a step has a fraction, the integer tiles cut off a half on average, which the base makes up for
-        zero = b.select(is_whole, ir.const(V16F32, -float(ZERO_CODE)), ir.const(V16F32, -ZERO_CODE - 0.5))
-        start = b.fmul(scale, b.fadd(b.sitofp(base, V16F32), zero))
-        each = b.fmul(scale, b.sitofp(step, V16F32))
-        factors = [b.fmul(each, ir.const(V16F32, 2.0**-STEP_BITS / unit)) for unit in NIBBLE_UNITS]
-        starts = [ir.fma(factor, ir.const(V16F32, -BIG), start) for factor in factors]
+        each, start = (repeated(ir, x, 2, 16 * half) for x in (each_of, starts))
         for eight in range(HALF // 8):
-            raw = ir.load(V16I32, w_g, ((half * HALF // 8 + eight) * VECTORS + j) * LINE)
-            inputs = {}
-            for shift, places in NIBBLE_SHIFTS:
-                x = _shifted(ir, raw, shift)
-                for k, mask, factor, first in zip(places, NIBBLE_MASKS, factors, starts, strict=True):
-                    inputs[k] = ir.fma(_big(ir, x, mask), factor, first)
-            for k in range(0, 8, 2):
-                yield inputs[k], inputs[k + 1]
+            raw = ir.load(V32I16, w_g, ((half * HALF // 8 + eight) * VECTORS + j) * LINE)
+            for shift in NIBBLE_SHIFTS:
+                place = b.lshr(raw, ir.const(V32I16, shift)) if shift else raw
+                yield ir.call("llvm.fma.v32f16", V32F16, ir.look_up(table, place), each, start)
 
 
 def _pairs_of_bytes(ir, w_g, j, scale):
     """The same of an 8-bit group."""
-    factor = ir.b.fmul(scale, ir.const(V16F32, 1 / BYTE_UNIT))
-    start = ir.b.fmul(scale, ir.const(V16F32, -BIG / BYTE_UNIT - ZERO_CODE))
+    b, scale = ir.b, repeated(ir, scale, 2)
     for four in range(GROUP // 4):
-        raw = ir.load(V16I32, w_g, (four * VECTORS + j) * LINE)
-        inputs = [ir.fma(_big(ir, _shifted(ir, raw, shift), BYTE_MASK), factor, start) for shift in BYTE_SHIFTS]
-        yield from zip(inputs[::2], inputs[1::2], strict=True)
+        raw = ir.load(V32I16, w_g, (four * VECTORS + j) * LINE)
+        for place in (b.and_(raw, ir.const(V32I16, 0xFF)), b.lshr(raw, ir.const(V32I16, 8))):
+            code = b.bitcast(b.or_(place, ir.const(V32I16, THOUSAND_BITS)), V32F16)
+            yield b.fmul(b.fsub(code, ir.const(V32F16, THOUSAND + ZERO_CODE)), scale)
 
 
-# Of a group of each kind of tile, two inputs after two.
+# Of a group of each kind of tile, two inputs after two, in PAIR_ORDER.
 INPUTS_OF = {U4: _pairs_of_nibbles, U8: _pairs_of_bytes}
 
 
-def _cut(ir, even, odd):
-    """Pairs of bfloat16, the lower halves of both floats cut off."""
-    low = ir.b.lshr(ir.b.bitcast(even, V16I32), ir.const(V16I32, 16))
-    return ir.b.or_(low, ir.b.and_(ir.b.bitcast(odd, V16I32), ir.const(V16I32, -65536)))
+def _cut(ir, weights):
+    """float16 to bfloat16 of 2**-WEIGHT_POWER times as much, cutting."""
+    b, bits = ir.b, ir.b.ashr(ir.b.bitcast(weights, V32I16), ir.const(V32I16, CUT_BITS))
+    return b.or_(b.and_(bits, ir.const(V32I16, KEPT_BITS)), ir.const(V32I16, EXPONENT_BITS))
 
 
 def shapes(count):
@@ -232,21 +232,22 @@ def in_steps(ir, steps, turns, some):
 
 
 @intrinsic(prefer_literal=True)
-def first_rows_tile(typingctx, kind, together, count, add, a, lda, w, unpacked, places, c, ldc, groups):
+def first_rows_tile(typingctx, kind, together, count, add, a, lda, w, unpacked, places, c, ldc, groups, power):
     """C[0:together * count, 0:48] = (where add is 1, +=) A @ W for a U4 or U8 tile, whose groups become those of a BF16
     tile at `unpacked`. Addresses, strides in bytes; the first two literal.
 
     count: 16 where together is 2, else 1 to 16. places: -1 where that tile is to be left; 1 where there is no need, so
-    that two groups have room, in turns, which stays in the first cache.
+    that two groups have room, in turns, which stays in the first cache. power: the layer's.
     """
     kind_, together_ = kind.literal_value, together.literal_value
 
     def codegen(context, builder, signature, args):
         ir, b = Ir(builder, AVX512), builder
-        count, add, a, lda, w, unpacked, places, c, ldc, groups = args[2:]
+        count, add, a, lda, w, unpacked, places, c, ldc, groups, power = args[2:]
         last, adds, sums = b.sub(groups, I64(1)), b.icmp_signed("!=", add, I64(0)), room(ir, SUMS_BYTES)
         # a row's length from row to row is a room in the first cache: nothing to ask for
         last_row = b.select(b.icmp_signed("==", ldc, I64(ROW_BYTES)), I64(0), ir.at(ir.times(count, together_), -1))
+        factor = b.fmul(ir.power_of_two(b.sub(I64(WEIGHT_POWER), power)), ir.const(V16F32, ROUND_UP))
 
         def group_at(g):
             return ir.at(unpacked, ir.times(b.and_(g, places), GROUP // 2 * PAIR_BYTES))
@@ -263,7 +264,7 @@ def first_rows_tile(typingctx, kind, together, count, add, a, lda, w, unpacked, 
             before = b.select(is_first, g, b.sub(g, I64(1)))
             for j in range(VECTORS):
                 asks = [partial(ask, ir, ir.at(ir.times(g, 4), i), last_row, c, ldc, j) for i in range(4)]
-                _unpack(ir, kind_, w, g, j, group_at(g), list(spread(multiply(before, j), asks)))
+                _unpack(ir, kind_, w, g, j, factor, group_at(g), list(spread(multiply(before, j), asks)))
             # Before the first there is none: its turn sums up what nobody wants, so that this code stands here once.
             with b.if_then(is_first):
                 for register in range(together_ * VECTORS):
@@ -284,20 +285,21 @@ def first_rows_tile(typingctx, kind, together, count, add, a, lda, w, unpacked, 
         tile_call(ir, "tilerelease")
         return context.get_dummy_value()
 
-    return types.void(kind, together, *[types.int64] * 10), codegen
+    return types.void(kind, together, *[types.int64] * 11), codegen
 
 
-def _unpack(ir, kind, w, g, j, target, between):
-    """A group of a tile for a vector of columns, to its place in bfloat16. between: instructions to be called on the
-    way, spread evenly, so that the units that they wait for are busy while others unpack."""
+def _unpack(ir, kind, w, g, j, factor, target, between):
+    """A group of a tile for a vector of columns, `factor` times as large in float16, to its place in bfloat16. between:
+    instructions to be called on the way, spread evenly, so that the units that they wait for are busy while others
+    unpack."""
     num_bytes, pairs = group_bytes.py_func(kind), GROUP // 2
     w_g, lines, inputs = ir.at(w, ir.times(g, num_bytes)), num_bytes // LINE, INPUTS_OF[kind]
-    scale = ir.half_to_float(ir.load(V16I16, w_g, scales_at(kind) + 32 * j))
-    scale = ir.b.fmul(scale, ir.const(V16F32, ROUND_UP))
+    scale = ir.b.fmul(ir.half_to_float(ir.load(V16I16, w_g, scales_at(kind) + 32 * j)), factor)
+    scale = ir.b.fptrunc(scale, V16F16)
     for line in range(j * lines // VECTORS, (j + 1) * lines // VECTORS):
         ir.prefetch(w_g, AHEAD + line * LINE)
-    for pair, (even, odd) in enumerate(inputs(ir, w_g, j, scale)):
-        ir.store(_cut(ir, even, odd), target, pair * PAIR_BYTES + j * LINE)
+    for pair, weights in enumerate(inputs(ir, w_g, j, scale)):
+        ir.store(_cut(ir, weights), target, pair * PAIR_BYTES + j * LINE)
         for instruction in between[pair * len(between) // pairs : (pair + 1) * len(between) // pairs]:
             ir.in_place()
             instruction()
@@ -354,9 +356,9 @@ def rows_tile(typingctx, rows, add, a, lda, w, c, ldc, steps):
 
 
 @inner
-def first_rows(kind, together, count, add, a, lda, w, unpacked, places, c, ldc, groups):
+def first_rows(kind, together, count, add, a, lda, w, unpacked, places, c, ldc, groups, power):
     """first_rows_tile as a function to be compiled on its own, once for each (kind, together)."""
-    first_rows_tile(kind, together, count, add, a, lda, w, unpacked, places, c, ldc, groups)
+    first_rows_tile(kind, together, count, add, a, lda, w, unpacked, places, c, ldc, groups, power)
 
 
 @inner

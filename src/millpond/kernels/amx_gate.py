@@ -6,15 +6,16 @@ the products of the next rows: the units for vectors have little else to do ther
 
 from functools import partial
 
+from llvmlite.ir import Constant
 from numba import types
 from numba.extending import intrinsic
 
 from millpond.kernels.amx import PAIR_BYTES, STEP, in_blocks, in_steps, products, spread, store_sums, tile_call
 from millpond.kernels.isa import AVX512
 from millpond.kernels.jit import inner
-from millpond.kernels.matmul import LINE, ROW_BYTES, SUMS_BYTES, VECTORS
+from millpond.kernels.matmul import LINE, PAIR_ORDER, ROW_BYTES, SUMS_BYTES, VECTORS
 from millpond.kernels.pointwise import gelu_by_tanh, silu
-from millpond.kernels.simd import I64, V16F32, Ir
+from millpond.kernels.simd import I64, V16F32, V16I16, Ir
 
 # What becomes of gate, by name.
 GATES = {"silu": 0, "gelu": 1}
@@ -22,9 +23,10 @@ ACTIVATIONS = (silu, gelu_by_tanh)
 
 
 @intrinsic(prefer_literal=True)
-def gated_tile(typingctx, gate_by, waiting, rows, room, a, lda, gate, up, target, ldtarget, steps):
+def gated_tile(typingctx, gate_by, waiting, rows, room, a, lda, gate, up, target, ldtarget, steps, in_pairs, power):
     """target[0:waiting + rows, 0:48] = activation(A @ gate) * (A @ up), bfloat16, for two BF16 tiles of 48 columns.
-    Addresses, strides in bytes; gate_by: of GATES, literal.
+    Addresses, strides in bytes; gate_by: of GATES, literal. power: by 2 ** which the result is made larger; in_pairs: 1
+    where each 16 are to be in PAIR_ORDER, as pointwise.py's round_for_amx does.
 
     waiting: the first so many rows (up to 32) have been multiplied: their sums are at `room`, those of up SUMS_BYTES
     behind those of gate, ROW_BYTES from row to row. a: of the rows after these. room: of 4 * SUMS_BYTES.
@@ -33,13 +35,18 @@ def gated_tile(typingctx, gate_by, waiting, rows, room, a, lda, gate, up, target
 
     def codegen(context, builder, signature, args):
         ir, b = Ir(builder, AVX512), builder
-        waiting, rows, room, a, lda, gate, up, target, ldtarget, steps = args[1:]
+        waiting, rows, room, a, lda, gate, up, target, ldtarget, steps, in_pairs, power = args[1:]
+
+        factor = ir.power_of_two(power)
+        orders = (Constant(V16I16, order) for order in (PAIR_ORDER, list(range(16))))
+        order = b.select(b.icmp_signed("!=", in_pairs, I64(0)), *orders)
 
         def put(row, sums, target, j):
             """A vector of a row that waits."""
             sums = ir.at(sums, ir.times(row, ROW_BYTES))
             x, u = (ir.load(V16F32, sums, each + j * LINE) for each in (0, SUMS_BYTES))
-            value = ir.to_bf16(b.fmul(activation(ir, x), u))
+            value = ir.to_bf16(b.fmul(b.fmul(activation(ir, x), u), factor))
+            value = ir.call("llvm.x86.avx512.permvar.hi.256", V16I16, value, order)
             ir.store(value, ir.at(target, b.mul(row, ldtarget)), j * LINE // 2)
 
         def put_rows(first, count, sums, target):
@@ -82,10 +89,10 @@ def gated_tile(typingctx, gate_by, waiting, rows, room, a, lda, gate, up, target
         put_rows(I64(0), waiting, sums, target)
         return context.get_dummy_value()
 
-    return types.void(gate_by, *[types.int64] * 10), codegen
+    return types.void(gate_by, *[types.int64] * 12), codegen
 
 
 @inner
-def gated(gate_by, waiting, rows, room, a, lda, gate, up, target, ldtarget, steps):
+def gated(gate_by, waiting, rows, room, a, lda, gate, up, target, ldtarget, steps, in_pairs, power):
     """gated_tile as a function to be compiled on its own, for one of GATES."""
-    gated_tile(gate_by, waiting, rows, room, a, lda, gate, up, target, ldtarget, steps)
+    gated_tile(gate_by, waiting, rows, room, a, lda, gate, up, target, ldtarget, steps, in_pairs, power)

@@ -1,6 +1,6 @@
-"""Which instructions the tiles may use, from the best down: "amx" (products of 16 rows and columns at once, beside all
-of avx512), "avx512" (VNNI for u8 x s8 dot products, BF16 for pairs of bfloat16), "vnni256" (VNNI on 256 bits), "avx2",
-and "portable", vector code that LLVM lowers for any processor."""
+"""Which instructions the tiles may use, from the best down: "amx" (products of 16 rows and columns at once, beside
+float16 and all of avx512), "avx512" (VNNI for u8 x s8 dot products, BF16 for pairs of bfloat16), "vnni256" (VNNI on
+256 bits), "avx2", and "portable", vector code that LLVM lowers for any processor."""
 
 import ctypes
 import platform
@@ -24,7 +24,7 @@ PERMITTED = "amx-permission"
 ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA = 158, 0x1023, 18
 # What each needs, in one of these ways. VNNI on 256 bits came to some processors without AVX512.
 NEEDS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "amx": ((*AVX512_NEEDS, "amx-tile", "amx-bf16", PERMITTED),),
+    "amx": ((*AVX512_NEEDS, "avx512fp16", "amx-tile", "amx-bf16", PERMITTED),),
     "avx512": (AVX512_NEEDS,),
     "vnni256": ((*AVX2_NEEDS, "avxvnni"), (*AVX2_NEEDS, "avx512vl", "avx512vnni")),
     "avx2": (AVX2_NEEDS,),

@@ -76,9 +76,15 @@ AHEAD = 4096  # bytes by which weights are fetched ahead of their use where a ti
 MOST_OUTLIERS = 8
 # A linear layer's descriptor, int64: kind, columns, K, address of the weights; how many outlier channels, address of
 # their numbers (int64) and of their weights (float32 [tiles][MOST_OUTLIERS][48]); address where the inputs' magnitudes
-# are summed up (float32 [K]), or 0; 1 where the result is added to what is there.
-KIND, COLUMN_COUNT, DEPTH, WEIGHTS, OUTLIER_COUNT, OUTLIERS, OUTLIER_WEIGHTS, MAGNITUDES, ADDS = range(9)
-DESCRIPTOR_SIZE = 9
+# are summed up (float32 [K]), or 0; 1 where the result is added to what is there; where AMX multiplies integer weights,
+# by 2 ** which they are made smaller and the inputs larger.
+KIND, COLUMN_COUNT, DEPTH, WEIGHTS, OUTLIER_COUNT, OUTLIERS, OUTLIER_WEIGHTS, MAGNITUDES, ADDS, POWER = range(10)
+DESCRIPTOR_SIZE = 10
+# AMX's weights are float16 on the way, where a layer's largest scale is 2 ** SCALE_POWER or up to half of it, and all
+# are 2 ** WEIGHT_POWER smaller once they are bfloat16.
+SCALE_POWER, WEIGHT_POWER = 8, 16
+# There, a row's inputs are in this order within 16: what is 16 bits apart in a tile are two inputs with one between.
+PAIR_ORDER = [four + k for four in range(0, 16, 4) for k in (0, 2, 1, 3)]
 
 
 def _integer_group(ir, kind, rows, vectors, g, acc, a, lda, w, first, sums, ldsums, unpacked):
@@ -131,8 +137,8 @@ def group_codes(ir, kind, w_g, columns, fetches=False):
             yield [ir.load(V64I8, w_g, (k * VECTORS + j) * 64) for j in columns]
         return
     for half in range(2):
-        steps = [_spread(ir, ir.load(V16I16, w_g, STEPS_AT + (half * VECTORS + j) * 32), 2) for j in columns]
-        bases = [_spread(ir, ir.load(V16I8, w_g, BASES_AT + (half * VECTORS + j) * 16), 4) for j in columns]
+        steps = [repeated(ir, ir.load(V16I16, w_g, STEPS_AT + (half * VECTORS + j) * 32), 2) for j in columns]
+        bases = [repeated(ir, ir.load(V16I8, w_g, BASES_AT + (half * VECTORS + j) * 16), 4) for j in columns]
         for k in range(4 * half, 4 * half + 4):
             _fetch_part(ir, w_g, lines, k, GROUP // 8)
             raw = [ir.load(V64I8, w_g, (k * VECTORS + j) * 64) for j in columns]
@@ -149,9 +155,9 @@ def _fetch_part(ir, w_g, lines, part, parts):
         ir.prefetch(w_g, AHEAD + line * LINE)
 
 
-def _spread(ir, x, times):
-    """Each of 16 elements so many times in a row."""
-    order = Constant(vector(I32, 16 * times), [i // times for i in range(16 * times)])
+def repeated(ir, x, times, first=0):
+    """Each of 16 elements, from `first` on, so many times in a row."""
+    order = Constant(vector(I32, 16 * times), [first + i // times for i in range(16 * times)])
     return ir.b.shuffle_vector(x, Constant(x.type, Undefined), order)
 
 
@@ -366,7 +372,7 @@ def first_by_amx(tiles, layer, tile, rows, a, c, ldc, unpacked):
     done = count * together
     call(
         tiles.first_rows[kind, together], 0, 0, count, layer[ADDS], a, input_stride(layer), tile_at(layer, tile),
-        unpacked, 1 if done == rows else -1, c, ldc, depth // GROUP,
+        unpacked, 1 if done == rows else -1, c, ldc, depth // GROUP, layer[POWER],
     )  # fmt: skip
     return done
 
@@ -385,16 +391,17 @@ def unpacked_at(layer, tile, unpacked):
 
 
 @merged
-def gated_by_amx(tiles, layer, gate, up, rows, a, room, unpacked, target, ldtarget):
-    """The activation of one tile of a layer times another, as the rows of bfloat16 at target; room, unpacked:
-    addresses, of 4 * SUMS_BYTES and of two tiles in bfloat16."""
+def gated_by_amx(tiles, layer, down, gate, up, rows, a, room, unpacked, target, ldtarget):
+    """The activation of one tile of a layer times another, as the rows at target, the inputs of the layer down; room,
+    unpacked: addresses, of 4 * SUMS_BYTES and of two tiles in bfloat16."""
     lda, depth = input_stride(layer), layer[DEPTH]
     second = unpacked + depth * COLUMNS * 2
     done = first_by_amx(tiles, layer, gate, rows, a, room, ROW_BYTES, unpacked)
     first_by_amx(tiles, layer, up, rows, a, room + SUMS_BYTES, ROW_BYTES, second)
     call(
         tiles.gated, 0, done, rows - done, room, a + done * lda, lda, unpacked_at(layer, gate, unpacked),
-        unpacked_at(layer, up, second), target, ldtarget, depth // SHORT_SUM,
+        unpacked_at(layer, up, second), target, ldtarget, depth // SHORT_SUM, 1 if down[KIND] < AMX_U4 + BF16 else 0,
+        down[POWER],
     )  # fmt: skip
 
 

@@ -18,11 +18,13 @@ from millpond.kernels.matmul import (
     HALF,
     LINE,
     MOST_OUTLIERS,
+    SCALE_POWER,
     STEP_BITS,
     U4,
     U4_GROUP,
     U8,
     U8_GROUP,
+    WEIGHT_POWER,
     ZERO_CODE,
 )
 
@@ -78,7 +80,15 @@ class Packed:
         instruction set that multiplies it, None for a table that is only read."""
         outliers = 0 if self.outliers is None else self.outliers.ctypes.data
         kind = self.kind if isa is None else self.kind_for(isa)
-        return [kind, padded(self.columns), self.depth, self.weights.ctypes.data, 0, 0, outliers, 0, 0]
+        power = self.power() if kind in (AMX_U4 + U4, AMX_U4 + U8) else 0
+        return [kind, padded(self.columns), self.depth, self.weights.ctypes.data, 0, 0, outliers, 0, 0, power]
+
+    def power(self) -> int:
+        """By 2 ** which AMX meets integer weights smaller than they are, and their inputs larger; by the largest scale,
+        so that no weight is beyond what a float16 holds."""
+        scales = self.weights["scales"].view(np.uint16)  # whose order is that of positive float16
+        _, exponent = np.frexp(scales.max().view(np.float16))
+        return int(exponent) + WEIGHT_POWER - SCALE_POWER
 
     def put_outliers(self, weights: NDArray[np.float32]) -> None:
         """Keep the exact weights of the outlier channels, float32 [columns, channels]."""

@@ -4,12 +4,27 @@ from functools import reduce
 from math import pi
 
 import numpy as np
+from llvmlite.ir import Constant
 from numba import njit, types
 from numba.extending import intrinsic
 
 from millpond.kernels.attention_int8 import put_key_int8, put_value_int8
 from millpond.kernels.jit import OPTIONS, compiled
-from millpond.kernels.matmul import DEPTH, F32_WEIGHTS, GROUP, KIND, MAGNITUDES, OUTLIER_COUNT, OUTLIERS, U8, ZERO_CODE
+from millpond.kernels.matmul import (
+    AMX_U4,
+    BF16,
+    DEPTH,
+    F32_WEIGHTS,
+    GROUP,
+    KIND,
+    MAGNITUDES,
+    OUTLIER_COUNT,
+    OUTLIERS,
+    PAIR_ORDER,
+    POWER,
+    U8,
+    ZERO_CODE,
+)
 from millpond.kernels.simd import (
     F32,
     I32,
@@ -77,6 +92,27 @@ def round_row(typingctx, x, target, count):
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), codegen
+
+
+@intrinsic
+def round_for_amx(typingctx, x, power, target, count):
+    """16 * count floats at x, times 2 ** power, to bfloat16 at target, each 16 in PAIR_ORDER: the inputs of integer
+    weights."""
+
+    def codegen(context, builder, signature, args):
+        ir, (x, power, target, count) = Ir(builder), args
+        factor = ir.power_of_two(power)
+
+        def some(i, _):
+            values = ir.to_bf16(builder.fmul(ir.load(V16F32, ir.at(x, ir.times(i, 64))), factor))
+            values = builder.shuffle_vector(values, values, Constant(V16I32, PAIR_ORDER))
+            ir.store(values, ir.at(target, ir.times(i, 32)))
+            return []
+
+        ir.loop(count, [], some)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), codegen
 
 
 @intrinsic
@@ -266,7 +302,8 @@ def prepare(layer, x, first, target, sums):
     """The channels first, first + 1, ... (whole groups; float32 x, overwritten) of a row as a linear layer's input.
 
     target, sums: the addresses of the row. Integer kinds take signed 8-bit codes in target, and in sums what
-    quantise_group says for each group, then the values of the layer's outlier channels; others float32 or bfloat16.
+    quantise_group says for each group, then the values of the layer's outlier channels; others float32 or bfloat16 (for
+    AMX as round_for_amx says).
     """
     kind, depth = layer[KIND], layer[DEPTH]
     if layer[MAGNITUDES]:
@@ -282,6 +319,8 @@ def prepare(layer, x, first, target, sums):
         for g in range(x.size // GROUP):
             group = first // GROUP + g
             quantise_group(address(x) + g * GROUP * 4, target + group * GROUP, sums + group * 8)
+    elif AMX_U4 <= kind < AMX_U4 + BF16:
+        round_for_amx(address(x), layer[POWER], target + 2 * first, x.size // 16)
     elif kind != F32_WEIGHTS:
         round_row(address(x), target + 2 * first, x.size // 16)
     else:

@@ -27,6 +27,7 @@ LANES = 16
 LOG2_E, LOG2_E_REST = 1.4426950216293335, 1.92596298909109e-08
 EXP2 = (0.69314698, 0.24022242, 0.05550734, 0.00967151, 0.00132647)
 SHIFT = 12583039.0
+FLOAT_BIAS, FLOAT_MANTISSA = 127, 23  # of a float32's exponent, and the bits behind it
 
 
 def vector(element, lanes=LANES):
@@ -48,7 +49,7 @@ class _BFloat(ir.types.Type):
 
 V8F32, V8I32 = vector(F32, 8), vector(I32, 8)
 V16F32, V16I32, V16I16, V16I8, V64I8 = vector(F32), vector(I32), vector(I16), vector(I8), vector(I8, 64)
-V16F16, V32I16 = vector(F16), vector(I16, 32)
+V16F16, V32F16, V32I16 = vector(F16), vector(F16, 32), vector(I16, 32)
 V16BF16, V32BF16 = vector(_BFloat()), vector(_BFloat(), 32)
 V32I8, V32I32 = vector(I8, 32), vector(I32, 32)
 
@@ -234,6 +235,11 @@ class Ir:
         wide = self.b.mul(self.b.zext(x, V32I32), self.b.zext(y, V32I32))
         return self.b.trunc(self.b.lshr(wide, self.const(V32I32, 16)), V32I16)
 
+    def look_up(self, table, places):
+        """table[places % 32] by AVX512; <32 x half> and <32 x i16>."""
+        found = self.call("llvm.x86.avx512.permvar.hi.512", V32I16, self.b.bitcast(table, V32I16), places)
+        return self.b.bitcast(found, V32F16)
+
     def dot_bf16(self, acc, x, y):
         """acc[i] += x[2i] * y[2i] + x[2i + 1] * y[2i + 1]; x and y are <16 x i32> of bfloat16 pairs."""
         if self.isa == AVX512:
@@ -255,6 +261,11 @@ class Ir:
         x, shift = self._at_least(x, -125.5), self.const(V16F32, SHIFT)
         shifted = self.b.fadd(x, shift)
         return self._power(shifted, self.b.fsub(x, self.b.fsub(shifted, shift)))
+
+    def power_of_two(self, power):
+        """2**power, of an int64 from -126 to 127."""
+        bits = self.b.shl(self.b.add(power, I64(FLOAT_BIAS)), I64(FLOAT_MANTISSA))
+        return self.splat(self.b.bitcast(self.b.trunc(bits, I32), F32))
 
     def _at_least(self, x, least):
         bound = self.const(V16F32, least)

@@ -64,7 +64,7 @@ def load_tiles(
             gemms[kind, rows] = link(gemm, level, types.literal(kind), types.literal(rows), *ints)
     for kind in by_amx - {BF16}:
         for together in (1, 2):
-            first[kind, together] = link(first_rows, types.literal(kind), types.literal(together), *ints[:10])
+            first[kind, together] = link(first_rows, types.literal(kind), types.literal(together), *ints[:11])
     scores, values = np.zeros(TILE_ROWS + 1, np.int64), np.zeros((TILE_ROWS + 1, 5), np.int64)
     attends = ISAS[isa] == AMX and KV_KINDS[kv_dtype] == BF16_KV and fits(head_dim)
     for rows in () if attends else attention_rows(heads_per_kv):
@@ -83,7 +83,7 @@ def load_tiles(
         gemm=gemms,
         first_rows=first,
         more_rows=link(more_rows, *ints[:8]) if by_amx else 0,
-        gated=link(gated, types.literal(GATES[gate]), *ints[:10]) if by_amx and gate else 0,
+        gated=link(gated, types.literal(GATES[gate]), *ints[:12]) if by_amx and gate else 0,
         score=scores,
         softmax=softmaxes,
         cap=link(cap_scores, types.int64, types.float32, types.float32, types.int64) if capped and not attends else 0,

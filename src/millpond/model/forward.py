@@ -271,7 +271,7 @@ def gate_up_pairs(tiles, thread, weights, layer, rows, scratch):
         gate, count = pair // each * 2 * each + pair % each, min(block, rows - first)
         a = address(scratch.inputs) + first * input_stride(gate_up)
         target = address(scratch.ffn_inputs) + first * stride + pair * COLUMNS * 2
-        gated_by_amx(tiles, gate_up, gate, gate + each, count, a, room, unpacked, target, stride)
+        gated_by_amx(tiles, gate_up, down, gate, gate + each, count, a, room, unpacked, target, stride)
 
 
 @merged
