@@ -1,4 +1,4 @@
-"""The process that compiles is started for a first start, before anything that compiles is imported, and ends with it."""
+"""The process that compiles is started for a first start before anything that compiles is imported, ending with it."""
 
 import contextlib
 import subprocess

@@ -134,7 +134,8 @@ def build_engine(
 
     model is a known name, a file, a folder or org/repo[:file]. cache_dir, where packed weights are kept, is the user's
     cache folder unless given. progress hears of weights that are being packed. chat_template, a template or its file,
-    takes the place of the model's own. compiler: a process that has been started to compile. engine_options go to Engine (clock, observer).
+    takes the place of the model's own. compiler: a process that has been started to compile. engine_options go to
+    Engine (clock, observer).
     Raises ModelNotFoundError, ModelFileError, DownloadError or ConfigError.
     """
     if not isinstance(model, str | Path):

@@ -14,8 +14,9 @@ from millpond.errors import ConfigError
 class Settings:
     """Settings of one call of the command. debug is set by the global option --debug while arguments are read.
 
-    cache_folder None means the user's own cache folder, kernels_folder None one below it. api_keys are those that a server of ours wants, None means that
-    the environment has no say; openai_api_key is what the client commands show to servers.
+    cache_folder None means the user's own cache folder, kernels_folder None one below it. api_keys are those that a
+    server of ours wants, None means that the environment has no say; openai_api_key is what the client commands show
+    to servers.
     """
 
     cache_folder: Path | None = None
@@ -27,8 +28,8 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
-        """Read MILLPOND_CACHE and NUMBA_CACHE_DIR (folders), MILLPOND_LOG_LEVEL, MILLPOND_API_KEYS and OPENAI_API_KEY; an empty value is
-        no value."""
+        """Read MILLPOND_CACHE and NUMBA_CACHE_DIR (folders), MILLPOND_LOG_LEVEL, MILLPOND_API_KEYS and OPENAI_API_KEY;
+        an empty value is no value."""
         folder = environment.get("MILLPOND_CACHE", "")
         level = environment.get("MILLPOND_LOG_LEVEL", "") or "info"
         if level.lower() not in LOG_LEVELS:
