@@ -4,11 +4,13 @@ from functools import cache
 
 import numpy as np
 import pytest
+from numba import njit, types
 
 from kernels import slow_attention
 from kernels.emit import RUNNABLE_ISAS
-from millpond.kernels.attention import BLOCK, GROUP_TOKENS, attend
+from millpond.kernels.attention import BLOCK, GROUP_TOKENS, KV_KINDS, attend, score_tile, value_tile
 from millpond.kernels.attention_int8 import code_bytes, scale_bytes
+from millpond.kernels.jit import OPTIONS
 from millpond.kernels.matmul import F32_WEIGHTS
 from millpond.kernels.pack import round_to_bf16
 from millpond.kernels.pointwise import write_key, write_value
@@ -282,3 +284,20 @@ def test_scores_are_capped_before_the_softmax(isa, kind):
         expected = sequence.expected(33, 7, window=window, cap=5.0)
         np.testing.assert_allclose(got, expected, rtol=0, atol=2 * TOLERANCE[kind])
     assert np.abs(expected - sequence.expected(33, 7, window=17)).max() > 10 * TOLERANCE[kind]
+
+
+@every_type
+def test_a_line_that_is_loaded_asks_for_one_of_the_next_block(kind):
+    kv, loads = KV_KINDS[kind], {FLOAT32: (8, 64), BF16: (8, 32), INT8: (4, 16)}[kind]
+
+    @njit(**OPTIONS)
+    def scores(n):
+        score_tile(0, kv, 3, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7])
+
+    @njit(**OPTIONS)
+    def values(n):
+        value_tile(0, kv, 3, 4, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11], n[12])
+
+    for tile, numbers, expected in zip((scores, values), (8, 13), loads, strict=True):
+        tile.compile((types.UniTuple(types.int64, numbers),))
+        assert "".join(tile.inspect_llvm().values()).count("call void @llvm.prefetch") == expected

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from millpond.kernels.attention import block_lines
 from millpond.kernels.matmul import ADDS
 from millpond.load.gguf import open_gguf
 from millpond.model.arrays import block_places, kv_block_bytes, kv_storage, new_kv_cache, new_weights
@@ -106,13 +105,6 @@ def test_a_head_finds_the_keys_of_8_blocks_in_a_row_and_then_the_values(figures,
         starts = [keys[1, places[block], 1].ctypes.data for block in range(first, first + 8)]
         starts += [values[1, places[block], 1].ctypes.data for block in range(first, first + 8)]
         assert set(np.diff(starts)) == {keys[0, 0, 0].nbytes}
-
-
-@every_storage
-def test_what_is_asked_for_ahead_is_the_block_and_not_its_neighbours(figures, dtype):
-    cache = new_kv_cache(figures, 19, dtype)
-    for part in (cache.keys[0], cache.values[0]):
-        assert block_lines.py_func(part) == part[0, 0].nbytes // 64 > 0
 
 
 @pytest.mark.parametrize(

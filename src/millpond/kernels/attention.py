@@ -14,7 +14,7 @@ from millpond.kernels.attention_int8 import BLOCK, DIMS, put_probabilities, scor
 from millpond.kernels.isa import AVX512, PORTABLE
 from millpond.kernels.jit import compiled, inner
 from millpond.kernels.link import call
-from millpond.kernels.matmul import AMX_ROWS, LINE, fetch
+from millpond.kernels.matmul import AMX_ROWS
 from millpond.kernels.pointwise import cap_row
 from millpond.kernels.simd import F32, I1, I32, I64, LOG2_E, V16F32, V16I32, Ir, address, put_float, vector
 
@@ -34,16 +34,29 @@ EVERYWHERE = 2**30  # a window without an end
 GROUP_TOKENS = 16  # consecutive tokens of one sequence that attend together and share each K/V load
 
 
+class Counterpart:
+    """Asks for the line of another block (0: of none) that lies there as a line does in its own."""
+
+    def __init__(self, ir, block, other):
+        self.ir, self.wanted = ir, ir.b.icmp_signed("!=", other, I64(0))
+        self.distance = ir.b.sub(other, block)
+
+    def ask(self, line):
+        with self.ir.b.if_then(self.wanted):
+            self.ir.prefetch(self.ir.at(line, self.distance), near=2)
+
+
 @intrinsic(prefer_literal=True)
-def score_tile(typingctx, isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, head_dim):
+def score_tile(typingctx, isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, head_dim, next_k):
     """scores[0:rows, 0:16] = q @ k for one block. q: rows as kv, the kind of cache, wants them; k_scales: of an
-    8-bit cache."""
+    8-bit cache; next_k: a block whose lines are asked for while those of k are loaded, or 0."""
     isa_, kv_, rows_ = isa.literal_value, kv.literal_value, rows.literal_value
     bf16_ = kv_ == BF16_KV
 
     def codegen(context, builder, signature, args):
         ir = Ir(builder, isa_)
-        q, ldq, k, k_scales, scores, lds, head_dim = args[3:]
+        q, ldq, k, k_scales, scores, lds, head_dim, next_k = args[3:]
+        coming = Counterpart(ir, k, next_k)
         steps, size = 8, ir.together(rows_, 3)
         dims = {F32_KV: steps, BF16_KV: 2 * steps, INT8_KV: DIMS}[kv_]
         count = builder.sdiv(head_dim, I64(dims))
@@ -51,7 +64,9 @@ def score_tile(typingctx, isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, 
         def some_dims(q_row, i, acc):
             acc = [list(acc[: len(q_row)]), list(acc[len(q_row) :])]  # two chains hide the latency
             for d in range(steps):
-                key = ir.load(V16I32 if bf16_ else V16F32, ir.at(k, ir.times(i, 64 * steps)), 64 * d)
+                at = ir.at(k, ir.times(i, 64 * steps), 64 * d)
+                key = ir.load(V16I32 if bf16_ else V16F32, at)
+                coming.ask(at)
                 for r, q_r in enumerate(q_row):
                     query = ir.load_splat(I32 if bf16_ else F32, ir.at(q_r, ir.times(i, 4 * steps)), 4 * d)
                     chain = acc[d % 2]
@@ -60,7 +75,7 @@ def score_tile(typingctx, isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, 
 
         def totals(q_row):
             if kv_ == INT8_KV:
-                return ir.loop(count, [ir.zero()] * size, partial(score_dims, ir, k, k_scales, head_dim, q_row))
+                return ir.loop(count, [ir.zero()] * size, partial(score_dims, ir, coming, k, k_scales, head_dim, q_row))
             acc = ir.loop(count, [ir.zero()] * (2 * size), partial(some_dims, q_row))
             return map(builder.fadd, acc[:size], acc[size:])
 
@@ -73,7 +88,7 @@ def score_tile(typingctx, isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, 
         ir.loop(I64(rows_ // size), [], some_rows)
         return context.get_dummy_value()
 
-    return types.void(isa, kv, rows, *[types.int64] * 7), codegen
+    return types.void(isa, kv, rows, *[types.int64] * 8), codegen
 
 
 def _block_at(ir, base, block_bytes, table, i):
@@ -160,23 +175,33 @@ def softmax_row(typingctx, isa, kv, windowed, scale, start, scores, length, bloc
 
 
 @intrinsic(prefer_literal=True)
-def value_tile(typingctx, isa, kv, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim):
-    """o[r, 0:16 * vectors] = factors[r] * p[r] @ values over a sequence's blocks; table: int64 block numbers."""
+def value_tile(
+    typingctx, isa, kv, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim,
+    next_v, next_table, next_blocks,
+):  # fmt: skip
+    """o[r, 0:16 * vectors] = factors[r] * p[r] @ values over a sequence's blocks; table: int64 block numbers. next_v,
+    next_table, next_blocks: the blocks of which lines are asked for while those of v are loaded, i-th with i-th."""
     isa_, kv_ = isa.literal_value, kv.literal_value
     rows_, vectors_, bf16_ = rows.literal_value, vectors.literal_value, kv_ == BF16_KV
 
     def codegen(context, builder, signature, args):
         ir = Ir(builder, isa_)
-        p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim = args[4:]
+        p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim, next_v, next_table, next_blocks = args[4:]
         row_bytes, rows, vectors = ir.times(head_dim, 4), ir.together(rows_, 3), ir.together(vectors_, 1)
 
-        def block(p_row, v, i, acc):
-            acc, values = list(acc), _block_at(ir, v, block_bytes, table, i)
+        def block(p_row, skipped, i, acc):
+            acc, values = list(acc), ir.at(_block_at(ir, v, block_bytes, table, i), skipped)
+            has_next = builder.icmp_signed("<", i, next_blocks)
+            following = _block_at(ir, next_v, block_bytes, next_table, builder.select(has_next, i, I64(0)))
+            coming = Counterpart(ir, values, builder.select(has_next, ir.at(following, skipped), I64(0)))
             if kv_ == INT8_KV:
-                return value_block(ir, vectors, p_row, values, i, acc)
+                return value_block(ir, coming, vectors, p_row, values, i, acc)
             for step in range(BLOCK // 2 if bf16_ else BLOCK):
                 row = ir.at(values, builder.mul(row_bytes, I64(step)))
-                loaded = [ir.load(V16I32 if bf16_ else V16F32, row, 64 * j) for j in range(vectors)]
+                loaded = []
+                for j in range(vectors):
+                    loaded.append(ir.load(V16I32 if bf16_ else V16F32, row, 64 * j))
+                    coming.ask(ir.at(row, 64 * j))
                 for r in range(rows):
                     at = ir.at(p_row[r], ir.times(i, BLOCK * (2 if bf16_ else 4)))
                     weight = ir.load_splat(I32 if bf16_ else F32, at, 4 * step)
@@ -191,8 +216,8 @@ def value_tile(typingctx, isa, kv, rows, vectors, p, ldp, table, blocks, v, bloc
 
             def some_vectors(j, _):
                 first = ir.times(j, 64 * vectors)
-                own = ir.at(v, ir.times(first, 4) if kv_ == INT8_KV else first)
-                acc = ir.loop(blocks, [ir.zero()] * (rows * vectors), partial(block, p_row, own))
+                skipped = ir.times(first, 4) if kv_ == INT8_KV else first
+                acc = ir.loop(blocks, [ir.zero()] * (rows * vectors), partial(block, p_row, skipped))
                 for x, total in enumerate(acc):
                     r = row[x // vectors]
                     factor = ir.load_splat(F32, ir.at(factors, ir.times(r, 4)))
@@ -206,13 +231,13 @@ def value_tile(typingctx, isa, kv, rows, vectors, p, ldp, table, blocks, v, bloc
         ir.loop(I64(rows_ // rows), [], some_rows)
         return context.get_dummy_value()
 
-    return types.void(isa, kv, rows, vectors, *[types.int64] * 10), codegen
+    return types.void(isa, kv, rows, vectors, *[types.int64] * 13), codegen
 
 
 @inner
-def score(isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, head_dim):
+def score(isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, head_dim, next_k):
     """score_tile as a function to be compiled on its own, once for each (isa, kv, rows)."""
-    score_tile(isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, head_dim)
+    score_tile(isa, kv, rows, q, ldq, k, k_scales, scores, ldscores, head_dim, next_k)
 
 
 @inner
@@ -224,22 +249,21 @@ def softmax(isa, kv, windowed, scale, start, scores, length, blocks, table, v_sc
 
 
 @inner
-def value(isa, kv, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim):
+def value(
+    isa, kv, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim,
+    next_v, next_table, next_blocks,
+):  # fmt: skip
     """value_tile as a function to be compiled on its own, once for each (isa, kv, rows, vectors)."""
-    value_tile(isa, kv, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim)
+    value_tile(
+        isa, kv, rows, vectors, p, ldp, table, blocks, v, block_bytes, factors, o, ldo, head_dim,
+        next_v, next_table, next_blocks,
+    )  # fmt: skip
 
 
 @inner
 def cap_scores(x, scale, cap, count):
     """cap_row as a function to be compiled on its own."""
     cap_row(x, scale, cap, count)
-
-
-@inner
-def block_lines(part):
-    """Cache lines of one head's keys or values in a block. They stand side by side with those of other blocks, so the
-    next head is far more lines away."""
-    return part.strides[0] // LINE
 
 
 @compiled
@@ -263,32 +287,31 @@ def attend(
     k_scales = address(key_scales) + kv_head * key_scales.strides[1]
     v_scales = address(value_scales) + kv_head * value_scales.strides[1]
     o_bytes, score_bytes, at_table = head_dim * 4, scores.strides[0], address(table) + 8 * skipped
-    by_amx, few = tiles.attend_rows[1 if cap else 0], rows <= FEW_ROWS
+    by_amx, few, at_next = tiles.attend_rows[1 if cap else 0], rows <= FEW_ROWS, address(next_table)
+    next_values = next_keys - address(keys) + address(values)
     if by_amx:
-        at_next = address(next_table)
         if not few:  # what comes next is of these blocks, too, but in the second cache
-            next_keys, at_next, next_blocks = k, at_table + 8 * AHEAD_BLOCKS, blocks - AHEAD_BLOCKS
+            next_keys, next_values, at_next, next_blocks = k, v, at_table + 8 * AHEAD_BLOCKS, blocks - AHEAD_BLOCKS
         for r in range(0, rows, AMX_ROWS):
             call(
                 by_amx, 0, 0, min(AMX_ROWS, rows - r), r, per_token, length - skipped * BLOCK,
                 window if window else EVERYWHERE, q + r * q_bytes, q_bytes, k, v, keys.strides[0], at_table, blocks,
                 scale, cap, address(scores), o + r * o_bytes, o_bytes,
-                next_keys, next_keys - address(keys) + address(values), at_next, next_blocks, 0 if few else 1,
+                next_keys, next_values, at_next, next_blocks, 0 if few else 1,
             )  # fmt: skip
         return
+    wanted = next_blocks if few else 0
     for b in range(blocks):
-        place = table[skipped + b]
+        place, coming = table[skipped + b], next_keys + next_table[b] * keys.strides[0] if b < wanted else 0
         k_b, scales_b = k + place * keys.strides[0], k_scales + place * key_scales.strides[0]
-        if few:
-            fetch(v + place * values.strides[0], block_lines(values))
         for r in range(0, rows, TILE_ROWS):
             n, at_q, at_s = min(TILE_ROWS, rows - r), q + r * q_bytes, address(scores) + r * score_bytes + 64 * b
-            call(tiles.score[n], 0, 0, n, at_q, q_bytes, k_b, scales_b, at_s, score_bytes, head_dim)
+            call(
+                tiles.score[n], 0, 0, n, at_q, q_bytes, k_b, scales_b, at_s, score_bytes, head_dim,
+                coming if r == 0 else 0,
+            )  # fmt: skip
     left = np.float32(1.0) if cap else scale  # to multiply the scores by in the softmax
-    wanted = next_blocks if few else 0
     for r in range(rows):
-        for b in range(wanted * r // rows, wanted * (r + 1) // rows):
-            fetch(next_keys + next_table[b] * keys.strides[0], block_lines(keys))
         at_s, own, windowed = address(scores) + r * score_bytes, length + r // per_token, min(window, 1)
         if cap:
             call(tiles.cap, at_s, scale, cap, blocks)
@@ -301,21 +324,10 @@ def attend(
         dim, at_o = 0, o + r * o_bytes
         while dim < head_dim:
             vectors = 4 if dim + 64 <= head_dim else 1  # 64 or 16 dimensions
+            skipped_bytes = dim * (BLOCK if values.itemsize == 1 else 4)
             call(
-                tiles.value[n, vectors],
-                0,
-                0,
-                n,
-                vectors,
-                p,
-                score_bytes,
-                at_table,
-                blocks,
-                v + dim * (BLOCK if values.itemsize == 1 else 4),
-                values.strides[0],
-                f,
-                at_o + 4 * dim,
-                o_bytes,
-                head_dim,
-            )
+                tiles.value[n, vectors], 0, 0, n, vectors, p, score_bytes, at_table, blocks, v + skipped_bytes,
+                values.strides[0], f, at_o + 4 * dim, o_bytes, head_dim,
+                next_values + skipped_bytes, at_next, wanted if r == 0 else 0,
+            )  # fmt: skip
             dim += 16 * vectors

@@ -146,11 +146,16 @@ def put_value_int8(typingctx, x, block, scales, offset, head_dim):
     return types.void(*[types.int64] * 5), codegen
 
 
-def score_dims(ir, k, k_scales, head_dim, q_row, g, acc):
+def _load(ir, coming, block, offset):
+    coming.ask(ir.at(block, offset))
+    return ir.load(V16I32, block, offset)
+
+
+def score_dims(ir, coming, k, k_scales, head_dim, q_row, g, acc):
     """acc + q @ k for the g-th 16 dimensions of some queries and a block of keys (attention.py's score_tile)."""
     b, result = ir.b, []
     k_g, pairs = ir.at(k, ir.times(g, 4 * 64)), [ir.at(q_r, head_dim, ir.times(g, 8)) for q_r in q_row]
-    keys = [ir.load(V16I32, k_g, 64 * i) for i in range(4)]
+    keys = [_load(ir, coming, k_g, 64 * i) for i in range(4)]
     half = ir.load(V16I16, ir.at(k_scales, ir.times(g, 2 * BLOCK)))
     k_scale = b.bitcast(b.shl(b.zext(half, V16I32), ir.const(V16I32, 16)), V16F32)
     for q_r, pair, total in zip(q_row, pairs, acc, strict=True):
@@ -170,13 +175,13 @@ def put_probabilities(ir, scores, v_scales, i, value, inside):
     ir.store(scale, at, 16)
 
 
-def value_block(ir, vectors, p_row, values, i, acc):
+def value_block(ir, coming, vectors, p_row, values, i, acc):
     """acc + p @ values of the i-th block, for some rows and 16 * vectors dimensions (attention.py's value_tile)."""
     acc = list(acc)
     places = [ir.at(p_r, ir.times(i, P_BYTES)) for p_r in p_row]
     scales = [ir.load_splat(F32, at, 16) for at in places]
     for j in range(vectors):
-        loaded = [ir.load(V16I32, values, 256 * j + 64 * k) for k in range(4)]
+        loaded = [_load(ir, coming, values, 256 * j + 64 * k) for k in range(4)]
         for r, place in enumerate(places):
             dot = ir.const(V16I32, 0)
             for k in range(4):

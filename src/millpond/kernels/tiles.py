@@ -65,9 +65,9 @@ def load_tiles(
     attends = ISAS[isa] == AMX and KV_KINDS[kv_dtype] == BF16_KV and fits(head_dim)
     for rows in () if attends else attention_rows(heads_per_kv):
         literal = types.literal(rows)
-        scores[rows] = link(score, level, kv, literal, *ints[:7])
+        scores[rows] = link(score, level, kv, literal, *ints[:8])
         for vectors in [4] * (head_dim >= 64) + [1] * (head_dim % 64 > 0):
-            values[rows, vectors] = link(value, level, kv, literal, types.literal(vectors), *ints[:10])
+            values[rows, vectors] = link(value, level, kv, literal, types.literal(vectors), *ints[:13])
     softmaxes, by_rows = np.zeros(2, np.int64), np.zeros(2, np.int64)
     for kind in range(0 if attends else 1 + windowed):
         softmaxes[kind] = link(softmax, level, kv, types.literal(kind), types.float32, *ints[:8])
