@@ -1,10 +1,10 @@
-"""How much memory there is to be had: the system's own figure, cut to what the cgroup leaves."""
+"""How much memory and how many cores there are to be had: the system's own figures, cut to what the cgroup leaves."""
 
 import os
 
 import pytest
 
-from millpond.machine import available_memory
+from millpond.machine import available_memory, cgroup_quota, usable_cores
 
 MEMINFO = "MemTotal:       16000000 kB\nMemFree:         1000000 kB\nMemAvailable:    8000000 kB\nBuffers: 5 kB\n"
 AVAILABLE = 8_000_000 * 1024
@@ -66,3 +66,68 @@ def test_a_system_that_does_not_say_is_taken_to_have_half_of_its_memory(tmp_path
     half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     assert available_memory(tmp_path / "meminfo", tmp_path) == half
     assert available_memory(tmp_path / "missing", tmp_path) == half
+
+
+@pytest.fixture
+def eight_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+
+
+def second_version(folder, text):
+    (folder / "cpu.max").write_text(text)
+    return folder
+
+
+def first_version(folder, quota, period):
+    (folder / "cpu").mkdir()
+    (folder / "cpu" / "cpu.cfs_quota_us").write_text(quota)
+    (folder / "cpu" / "cpu.cfs_period_us").write_text(period)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [
+        ("150000 100000\n", 2),
+        ("200000 100000\n", 2),
+        ("200001 100000\n", 3),
+        ("50000 100000\n", 1),
+        ("1000 100000\n", 1),
+        ("1600000 100000\n", 8),
+        ("max 100000\n", 8),
+    ],
+)
+def test_a_quota_is_rounded_up_to_whole_cores_and_never_above_the_affinity(eight_cores, tmp_path, text, cores):
+    assert usable_cores(second_version(tmp_path, text)) == cores
+
+
+def test_the_affinity_is_what_counts_where_there_is_no_quota(eight_cores, tmp_path):
+    assert usable_cores(tmp_path) == 8
+    assert usable_cores(tmp_path / "nowhere") == 8
+
+
+def test_the_affinity_of_this_process_is_asked_and_not_the_host(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert usable_cores(second_version(tmp_path, "max 100000")) == 1
+
+
+def test_without_an_affinity_to_ask_the_systems_count_is_taken(monkeypatch, tmp_path):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert usable_cores(tmp_path) == 1
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("150000", 1.5), ("-1", None), ("400000\n", 4.0)])
+def test_the_first_versions_pair_of_files_is_read_where_there_is_no_second(tmp_path, quota, expected):
+    assert cgroup_quota(first_version(tmp_path, quota, "100000\n")) == expected
+
+
+@pytest.mark.parametrize("text", ["", "\n", "150000", "many 100000", "1.5 x", "150000 0", "-5 100000", "0 100000"])
+def test_a_quota_that_makes_no_sense_is_no_quota(eight_cores, tmp_path, text):
+    assert usable_cores(second_version(tmp_path, text)) == 8
+
+
+@pytest.mark.parametrize(("quota", "period"), [("", ""), ("many", "100000"), ("150000", "0"), ("0", "100000")])
+def test_a_first_versions_quota_that_makes_no_sense_is_no_quota(eight_cores, tmp_path, quota, period):
+    assert usable_cores(first_version(tmp_path, quota, period)) == 8

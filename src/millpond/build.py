@@ -12,6 +12,7 @@ from typing import Any
 
 from llvmlite import binding
 
+from millpond.compiler_process import Compiler
 from millpond.config import PREFIX_DIR_BYTES, EngineConfig
 from millpond.core.block_pool import blocks_for_length
 from millpond.core.disk_prefixes import DiskPrefixes
@@ -125,6 +126,7 @@ def build_engine(
     cache_dir: Path | None = None,
     progress: Progress = ignore,
     chat_template: str | None = None,
+    compiler: Compiler | None = None,
     **engine_options: Any,
 ) -> Engine:
     """An engine that is ready to serve: weights packed or read as they were packed before, pool allocated, kernels
@@ -132,7 +134,8 @@ def build_engine(
 
     model is a known name, a file, a folder or org/repo[:file]. cache_dir, where packed weights are kept, is the user's
     cache folder unless given. progress hears of weights that are being packed. chat_template, a template or its file,
-    takes the place of the model's own. engine_options go to Engine (clock, observer).
+    takes the place of the model's own. compiler: a process that has been started to compile. engine_options go to
+    Engine (clock, observer).
     Raises ModelNotFoundError, ModelFileError, DownloadError or ConfigError.
     """
     if not isinstance(model, str | Path):
@@ -151,7 +154,7 @@ def build_engine(
     if config.prefix_dir is not None:
         check_writable(config.prefix_dir)
     runner = _build_runner(
-        file, figures, config, plan, tokenizer.vocab_size, cache_dir, notify, progress, pooling or LAST
+        file, figures, config, plan, tokenizer.vocab_size, cache_dir, notify, progress, pooling or LAST, compiler
     )
     scheduler = make_scheduler(
         config,
@@ -290,6 +293,7 @@ def _build_runner(
     notify: Notify,
     progress: Progress = ignore,
     pooling: str = LAST,
+    compiler: Compiler | None = None,
 ) -> ModelRunner:
     if vocab_size > figures.vocab_size:
         raise ModelFileError(
@@ -297,7 +301,7 @@ def _build_runner(
         )
     folder = (cache_dir or default_cache_dir()) / "packed"
     forms = layer_forms(file, linear_layers(file, figures), config.dtype, config.quantize)
-    with compiling(_jobs(figures, {form.kind for form in forms}, config), notify):
+    with compiling(_jobs(figures, {form.kind for form in forms}, config), notify, compiler):
         weights, keep = packed_weights(
             file,
             figures,

@@ -1,4 +1,4 @@
-"""How much memory this process may still use."""
+"""How much of the machine this process may use: memory and cores. Imports nothing that takes time."""
 
 from __future__ import annotations
 
@@ -37,3 +37,32 @@ def _number(path: Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):
         return None
+
+
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores that this process may use: its affinity, cut to the cgroup's quota (rounded up), never the host's count."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else (os.cpu_count() or 1)
+    quota = cgroup_quota(cgroup)
+    return max(1, cores if quota is None else min(cores, int(-(-quota // 1))))
+
+
+def cgroup_quota(cgroup: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """The cgroup's processor quota in cores (version 2's cpu.max, or version 1's pair of files); None where unlimited
+    or not to be made out."""
+    words = _words(cgroup / "cpu.max") or [
+        *_words(cgroup / "cpu" / "cpu.cfs_quota_us"),
+        *_words(cgroup / "cpu" / "cpu.cfs_period_us"),
+    ]
+    try:
+        quota, period = (int(word) for word in words)
+    except ValueError:  # "max", no files, or nothing that makes sense
+        return None
+    return quota / period if quota > 0 and period > 0 else None
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []

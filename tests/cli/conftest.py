@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -99,10 +100,16 @@ def engine(monkeypatch) -> FakeEngine:
     fake = FakeEngine()
     fake.opened = []
 
-    def open_engine(model, config, settings, chat_template=None):
+    def open_engine(model, config, settings, chat_template=None, compiler=None):
         fake.opened.append((model, config))
         fake.given_template = chat_template
         return fake
 
     monkeypatch.setattr(loading, "open_engine", open_engine)
     return fake
+
+
+@pytest.fixture(autouse=True)
+def no_first_start(monkeypatch):
+    """Whether these folders hold compiled code or not, no process is started to compile."""
+    monkeypatch.setattr(loading, "compiler_for_first_start", lambda settings: nullcontext())

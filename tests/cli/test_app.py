@@ -52,7 +52,7 @@ def test_a_group_alone_prints_its_help_and_is_no_error(arguments, capsys):
 
 
 def fail_with(monkeypatch, error):
-    def open_engine(model, config, settings, chat_template=None):
+    def open_engine(model, config, settings, chat_template=None, compiler=None):
         raise error
 
     monkeypatch.setattr(loading, "open_engine", open_engine)
@@ -138,7 +138,7 @@ def test_a_checkpoint_can_be_quantised_wherever_one_is_loaded():
 def test_how_to_quantise_reaches_every_engine(monkeypatch, command):
     opened = []
 
-    def open_engine(model, config, settings, chat_template=None):
+    def open_engine(model, config, settings, chat_template=None, compiler=None):
         opened.append(config.quantize)
         raise ConfigError("enough")
 
@@ -153,7 +153,7 @@ def test_how_to_quantise_reaches_every_engine(monkeypatch, command):
 def test_the_type_of_keys_and_values_reaches_every_engine(monkeypatch, command):
     opened = []
 
-    def open_engine(model, config, settings, chat_template=None):
+    def open_engine(model, config, settings, chat_template=None, compiler=None):
         opened.append(config.kv_dtype)
         raise ConfigError("enough")
 

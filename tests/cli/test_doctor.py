@@ -72,7 +72,7 @@ def test_kernels_that_were_asked_for_are_said_to_be_asked_for():
 
 
 def test_threads_are_those_that_the_engine_would_take_and_the_reason_is_shown(monkeypatch):
-    monkeypatch.setattr(threads, "cgroup_quota", lambda *_: 1.5)
+    monkeypatch.setattr(machine, "cgroup_quota", lambda *_: 1.5)
     told = {each.name: each for each in facts.thread_facts(EngineConfig())}
     assert told["threads"].value == threads.thread_count(None)
     assert told["cgroup_quota_cores"].value == 1.5

@@ -14,6 +14,8 @@ import pytest
 from filelock import FileLock
 from numba import types
 
+from millpond import compiler_process
+from millpond.compiler_process import Compiler, start_compiler
 from millpond.kernels import precompile
 from millpond.kernels.precompile import DONE, Job, Wanted, compile_missing, compiling, take_jobs
 
@@ -52,7 +54,7 @@ def made(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(folder))
-    monkeypatch.setattr(precompile, "usable_cores", lambda: 2)
+    monkeypatch.setattr(compiler_process, "usable_cores", lambda: 2)
     yield Made(folder)
     sys.modules.pop("to_be_compiled")
 
@@ -114,6 +116,27 @@ def test_the_other_process_is_at_work_while_this_one_does_something_else(made, m
         assert {job.mark() for job in jobs} < {path.name for path in made.marks.iterdir()}
 
 
+def test_a_process_that_was_started_before_is_the_other_one(made, monkeypatch):
+    compiler = start_compiler(made.marks.parent)
+    monkeypatch.setattr(precompile, "start_compiler", lambda folder: pytest.fail("another was started"))
+    monkeypatch.setattr(Job, "compile", lambda job: pytest.fail("not left to it"))
+    last, done = precompile._feed, threading.Event()
+    monkeypatch.setattr(precompile, "_feed", lambda *arguments: last(*arguments) or done.set())
+    jobs = [made.job(name) for name in NAMES]
+    with compiling(jobs, made.told.append, compiler):
+        assert done.wait(120)
+    assert compiler.process.returncode == 0
+    assert {job.mark() for job in jobs} < {path.name for path in made.marks.iterdir()}
+
+
+def test_one_that_keeps_things_elsewhere_is_not_taken(made, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(precompile, "start_compiler", asked.append)
+    with compiling([made.job(name) for name in NAMES], made.told.append, Compiler(None, tmp_path / "elsewhere")):
+        assert asked == [made.marks.parent]
+    assert made.compiled("four") == (1, 0)
+
+
 @pytest.mark.parametrize("fault", [KeyboardInterrupt, OSError])
 def test_what_goes_wrong_meanwhile_ends_the_other_process_and_lets_the_next_one_in(made, fault):
     threads = threading.active_count()
@@ -128,7 +151,7 @@ def test_what_goes_wrong_meanwhile_ends_the_other_process_and_lets_the_next_one_
     "start", ["import nothing_of_that_name", "print('hello', flush=True)", "import os; os._exit(0)"]
 )
 def test_where_the_other_process_fails_this_one_does_all_the_work(made, monkeypatch, start):
-    monkeypatch.setattr(precompile, "START", start)
+    monkeypatch.setattr(compiler_process, "START", start)
     made.compile()
     assert [made.compiled(name) for name in NAMES] == [(1, 0)] * 4
     assert len(list(made.marks.iterdir())) >= 4
@@ -140,7 +163,7 @@ def test_few_jobs_are_not_worth_another_process(made, no_other):
 
 
 def test_with_one_core_there_is_no_other_process(made, no_other, monkeypatch):
-    monkeypatch.setattr(precompile, "usable_cores", lambda: 1)
+    monkeypatch.setattr(compiler_process, "usable_cores", lambda: 1)
     made.compile()
     assert made.compiled("four") == (1, 0)
 

@@ -1,6 +1,5 @@
 """How many threads run, and that they share out the items of a phase without losing or repeating one."""
 
-import os
 import threading
 import time
 
@@ -13,14 +12,12 @@ from millpond.errors import ConfigError
 from millpond.kernels import threads
 from millpond.kernels.threads import (
     CACHE_LINE,
-    cgroup_quota,
     new_sync,
     phases_walked,
     shared_items,
     start_phases,
     thread_count,
     time_phases,
-    usable_cores,
 )
 
 # those in use have no way in from Python
@@ -29,76 +26,11 @@ enter, leave, share_of, take = (
 )
 
 
-@pytest.fixture
-def eight_cores(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-
-
 @pytest.fixture(autouse=True)
 def same_team_afterwards():
     before = numba.get_num_threads()
     yield
     numba.set_num_threads(before)
-
-
-def second_version(folder, text):
-    (folder / "cpu.max").write_text(text)
-    return folder
-
-
-def first_version(folder, quota, period):
-    (folder / "cpu").mkdir()
-    (folder / "cpu" / "cpu.cfs_quota_us").write_text(quota)
-    (folder / "cpu" / "cpu.cfs_period_us").write_text(period)
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("text", "cores"),
-    [
-        ("150000 100000\n", 2),
-        ("200000 100000\n", 2),
-        ("200001 100000\n", 3),
-        ("50000 100000\n", 1),
-        ("1000 100000\n", 1),
-        ("1600000 100000\n", 8),
-        ("max 100000\n", 8),
-    ],
-)
-def test_a_quota_is_rounded_up_to_whole_cores_and_never_above_the_affinity(eight_cores, tmp_path, text, cores):
-    assert usable_cores(second_version(tmp_path, text)) == cores
-
-
-def test_the_affinity_is_what_counts_where_there_is_no_quota(eight_cores, tmp_path):
-    assert usable_cores(tmp_path) == 8
-    assert usable_cores(tmp_path / "nowhere") == 8
-
-
-def test_the_affinity_of_this_process_is_asked_and_not_the_host(monkeypatch, tmp_path):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5}, raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    assert usable_cores(second_version(tmp_path, "max 100000")) == 1
-
-
-def test_without_an_affinity_to_ask_the_systems_count_is_taken(monkeypatch, tmp_path):
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert usable_cores(tmp_path) == 1
-
-
-@pytest.mark.parametrize(("quota", "expected"), [("150000", 1.5), ("-1", None), ("400000\n", 4.0)])
-def test_the_first_versions_pair_of_files_is_read_where_there_is_no_second(tmp_path, quota, expected):
-    assert cgroup_quota(first_version(tmp_path, quota, "100000\n")) == expected
-
-
-@pytest.mark.parametrize("text", ["", "\n", "150000", "many 100000", "1.5 x", "150000 0", "-5 100000", "0 100000"])
-def test_a_quota_that_makes_no_sense_is_no_quota(eight_cores, tmp_path, text):
-    assert usable_cores(second_version(tmp_path, text)) == 8
-
-
-@pytest.mark.parametrize(("quota", "period"), [("", ""), ("many", "100000"), ("150000", "0"), ("0", "100000")])
-def test_a_first_versions_quota_that_makes_no_sense_is_no_quota(eight_cores, tmp_path, quota, period):
-    assert usable_cores(first_version(tmp_path, quota, period)) == 8
 
 
 def test_an_explicit_number_of_threads_wins():

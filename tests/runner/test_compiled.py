@@ -10,14 +10,14 @@ from millpond.kernels.precompile import Wanted
 from millpond.kernels.tiles import attention_rows
 from millpond.model.encoder import walk_of
 from millpond.model.experts import link_experts
-from millpond.model.forward import link_forward
+from millpond.model.forward import link_attention, link_forward
 from millpond.runner.compiled import jobs_of, tile_loader
 from millpond.runner.sampler import link_compiled
 from tiny_bert import write_bert_folder
 from tiny_llama import write_tiny_llama
 from tiny_runner import TYPES, tiny_runner
 
-ALWAYS = ["sample_by", "sample_rows", "walk", "walk_together"]
+ALWAYS = ["attend_groups", "sample_by", "sample_rows", "walk", "walk_together"]
 ROWS = len(attention_rows(2))  # query heads that share a K/V head of the tiny model
 
 
@@ -30,7 +30,9 @@ def linked(runner, isa="portable"):
     wanted, scratch = Wanted(), runner._scratch
     tile_loader(runner.config, runner._packed.kinds, runner._kv_dtype, isa, 1)(link=wanted)
     tiles = runner._tiles.fields
-    link_forward(walk_of(runner.config), tiles, runner._weights, runner._cache, runner._batch(()), scratch, link=wanted)
+    arguments = tiles, runner._weights, runner._cache, runner._batch(()), scratch
+    link_forward(walk_of(runner.config), *arguments, link=wanted)
+    link_attention(*arguments, link=wanted)
     if not runner.config.is_encoder:
         link_compiled(wanted)
     if runner.config.num_experts:
@@ -84,4 +86,4 @@ def test_of_an_encoder_too_which_has_a_walk_of_its_own_and_no_sampler(tmp_path, 
     runner = build_engine(path, EngineConfig(isa="portable", num_blocks=8, threads=1, **types)).runner
     known = asked(jobs_of(runner.config, runner._packed.kinds, runner._kv_dtype, "portable"))
     assert known == linked(runner)
-    assert {name for _, name in known} & {*ALWAYS, "walk_encoder"} == {"walk_encoder", "walk_together"}
+    assert {name for _, name in known} & {*ALWAYS, "walk_encoder"} == {"attend_groups", "walk_encoder", "walk_together"}

@@ -109,7 +109,7 @@ def run(arguments: Sequence[str], environment: MutableMapping[str, str]) -> int:
 def _place_kernels(settings: Settings, environment: MutableMapping[str, str]) -> None:
     """Have Numba, which looks at the environment when it is imported, keep what it compiles below our cache folder,
     unless it was told of another."""
-    if settings.cache_folder is not None and not environment.get("NUMBA_CACHE_DIR"):
+    if settings.cache_folder is not None and settings.kernels_folder is None:
         environment["NUMBA_CACHE_DIR"] = str(kernels_below(settings.cache_folder))
 
 

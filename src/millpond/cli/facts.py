@@ -55,7 +55,8 @@ def processor_facts(config: EngineConfig) -> list[Fact]:
 
 def thread_facts(config: EngineConfig) -> list[Fact]:
     """How many threads compute, and what decided it."""
-    from millpond.kernels.threads import cgroup_quota, thread_count
+    from millpond.kernels.threads import thread_count
+    from millpond.machine import cgroup_quota
 
     host = os.cpu_count() or 1
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else host

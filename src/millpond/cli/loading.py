@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+from platformdirs import user_cache_path
 
+from millpond import compiler_process
 from millpond.cli.settings import Settings
+from millpond.compiler_process import Compiler
 from millpond.config import EngineConfig
+from millpond.source_hash import kernels_below
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
@@ -31,8 +35,20 @@ def fetch_model(model: str, settings: Settings) -> Path:
         return resolve(model, cache_dir=settings.cache_folder, progress=progress)
 
 
-def open_engine(model: str, config: EngineConfig, settings: Settings, chat_template: str | None = None) -> Engine:
-    """An engine that is ready to serve the model. chat_template is as for `build_engine`."""
+def compiler_for_first_start(settings: Settings) -> AbstractContextManager[Compiler | None]:
+    """What compiles for a first start, begun before anything that this process would have to import for it."""
+    folder = settings.kernels_folder or kernels_below(settings.cache_folder or user_cache_path("millpond"))
+    return compiler_process.compiler_for_first_start(folder)
+
+
+def open_engine(
+    model: str,
+    config: EngineConfig,
+    settings: Settings,
+    chat_template: str | None = None,
+    compiler: Compiler | None = None,
+) -> Engine:
+    """An engine that is ready to serve the model. chat_template and compiler are as for `build_engine`."""
     from millpond.cli.progress import download_bar
 
     if chat_template is not None:
@@ -50,6 +66,7 @@ def open_engine(model: str, config: EngineConfig, settings: Settings, chat_templ
             cache_dir=settings.cache_folder,
             progress=progress,
             chat_template=chat_template,
+            compiler=compiler,
         )
 
 

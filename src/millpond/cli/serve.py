@@ -162,12 +162,13 @@ def serve(
 def _serve(given: dict[str, Any], settings: Settings) -> None:
     config, load = EngineConfig(**_of(EngineConfig, given)), LoadLimits(**_of(LoadLimits, given))
     server_config = ServerConfig(**_of(ServerConfig, given))
-    from millpond.serve.tenants import check_tenants
-
     host, port, model = given["host"], given["port"], given["model"]
-    check_server(host, port, server_config)
-    check_tenants([tenant for tenant, _ in config.tenant_weights], len(server_config.api_keys))
-    engine = loading.open_engine(model, config, settings, given["chat_template"])
+    with loading.compiler_for_first_start(settings) as compiler:
+        from millpond.serve.tenants import check_tenants
+
+        check_server(host, port, server_config)
+        check_tenants([tenant for tenant, _ in config.tenant_weights], len(server_config.api_keys))
+        engine = loading.open_engine(model, config, settings, given["chat_template"], compiler)
     if not engine.limits.generates:
         loading.notify("this model makes embeddings alone (/v1/embeddings), each of a whole prompt: nothing is cached")
     elif engine.chat_template.is_missing:

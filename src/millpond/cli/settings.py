@@ -14,11 +14,13 @@ from millpond.errors import ConfigError
 class Settings:
     """Settings of one call of the command. debug is set by the global option --debug while arguments are read.
 
-    cache_folder None means the user's own cache folder. api_keys are those that a server of ours wants, None means that
-    the environment has no say; openai_api_key is what the client commands show to servers.
+    cache_folder None means the user's own cache folder, kernels_folder None one below it. api_keys are those that a
+    server of ours wants, None means that the environment has no say; openai_api_key is what the client commands show
+    to servers.
     """
 
     cache_folder: Path | None = None
+    kernels_folder: Path | None = None
     log_level: str = "info"
     debug: bool = False
     api_keys: tuple[str, ...] | None = field(default=None, repr=False)
@@ -26,16 +28,18 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
-        """Read MILLPOND_CACHE (a folder), MILLPOND_LOG_LEVEL, MILLPOND_API_KEYS and OPENAI_API_KEY; an empty value is
-        no value."""
+        """Read MILLPOND_CACHE and NUMBA_CACHE_DIR (folders), MILLPOND_LOG_LEVEL, MILLPOND_API_KEYS and OPENAI_API_KEY;
+        an empty value is no value."""
         folder = environment.get("MILLPOND_CACHE", "")
         level = environment.get("MILLPOND_LOG_LEVEL", "") or "info"
         if level.lower() not in LOG_LEVELS:
             raise ConfigError(f"MILLPOND_LOG_LEVEL must be one of {', '.join(LOG_LEVELS)}, got {level!r}")
+        kernels = environment.get("NUMBA_CACHE_DIR", "")
         keys = environment.get("MILLPOND_API_KEYS", "")
         return cls(
             _folder(folder) if folder else None,
-            level.lower(),
+            Path(kernels) if kernels else None,
+            log_level=level.lower(),
             api_keys=tuple(key.strip() for key in keys.split(",")) if keys else None,
             openai_api_key=environment.get("OPENAI_API_KEY", "") or None,
         )

@@ -9,7 +9,6 @@ import gc
 import hashlib
 import pickle
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,9 +19,10 @@ from typing import Any, BinaryIO
 
 import llvmlite.binding as llvm
 from filelock import FileLock, Timeout
+from numba import njit
 
+from millpond.compiler_process import Compiler, marks_in, start_compiler
 from millpond.kernels.cache import folder_in_use
-from millpond.kernels.threads import usable_cores
 
 Notify = Callable[[str], None]
 DONE = b"."
@@ -30,16 +30,6 @@ DONE = b"."
 LEAST_JOBS = 3
 LONGEST_WAIT = 300.0  # seconds
 UNKEPT = "compiled kernels cannot be kept in {}, so every start compiles them: {}"
-# The other process imports from where this one does, and keeps what it compiles where this one does.
-START = "; ".join(
-    [
-        "import sys, numba",
-        "sys.path[:] = sys.argv[2:]",
-        "numba.config.CACHE_DIR = sys.argv[1]",
-        "from millpond.kernels.precompile import take_jobs",
-        "take_jobs(sys.stdin.buffer, sys.stdout.buffer)",
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +78,15 @@ def compile_missing(jobs: Sequence[Job], notify: Notify) -> None:
 
 
 @contextlib.contextmanager
-def compiling(jobs: Sequence[Job], notify: Notify) -> Iterator[None]:
-    """compile_missing, of which the other process does what it can while this one does what is in the `with` block."""
-    marks = folder_in_use() / "compiled"
+def compiling(jobs: Sequence[Job], notify: Notify, compiler: Compiler | None = None) -> Iterator[None]:
+    """compile_missing, of which the other process does what it can while this one does what is in the `with` block.
+    compiler: one that was started before, to be taken for it if it keeps things where this process does."""
+    marks = marks_in(folder_in_use())
     if not _missing(jobs, marks):
         yield
         return
     with contextlib.ExitStack() as stack:
-        finish = _begin(jobs, marks, stack, notify)
+        finish = _begin(jobs, marks, stack, notify, compiler)
         yield
         try:
             finish()
@@ -103,7 +94,9 @@ def compiling(jobs: Sequence[Job], notify: Notify) -> Iterator[None]:
             notify(UNKEPT.format(marks.parent, error))
 
 
-def _begin(jobs: Sequence[Job], marks: Path, stack: contextlib.ExitStack, notify: Notify) -> Callable[[], None]:
+def _begin(
+    jobs: Sequence[Job], marks: Path, stack: contextlib.ExitStack, notify: Notify, compiler: Compiler | None
+) -> Callable[[], None]:
     """Have the other process begin, unless one that was started by somebody else has begun already; the stack ends it.
     Returns what does the rest of the jobs."""
     lock = FileLock(marks / "lock")
@@ -118,8 +111,11 @@ def _begin(jobs: Sequence[Job], marks: Path, stack: contextlib.ExitStack, notify
     stack.callback(lock.release)
     notify("compiling kernels for this processor (once for each kind of model; ten seconds or more) ...")
     waiting = deque(_missing(jobs, marks))
-    if len(waiting) >= LEAST_JOBS and usable_cores() > 1 and sys.executable:
-        stack.enter_context(_shared(waiting, marks))
+    if len(waiting) >= LEAST_JOBS:
+        if compiler is None or compiler.folder != folder_in_use():
+            compiler = start_compiler(folder_in_use())
+        if compiler is not None:
+            stack.enter_context(_shared(waiting, marks, compiler.process))
     return lambda: _work_off(waiting, marks)
 
 
@@ -153,15 +149,8 @@ def _next(waiting: deque[Job]) -> Job | None:
 
 
 @contextlib.contextmanager
-def _shared(waiting: deque[Job], marks: Path) -> Iterator[None]:
+def _shared(waiting: deque[Job], marks: Path, process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Have another process work at the jobs, until there are none. If it fails, its job is back among those waiting."""
-    command = [sys.executable, "-c", START, str(folder_in_use()), *sys.path]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    try:
-        process = subprocess.Popen(command, **pipes)
-    except OSError:
-        yield
-        return
     with process:
         feeder = Thread(target=_feed, args=(process, waiting, marks))
         feeder.start()
@@ -195,8 +184,9 @@ def _feed(process: subprocess.Popen[bytes], waiting: deque[Job], marks: Path) ->
 
 def take_jobs(source: BinaryIO, target: BinaryIO) -> None:
     """The other process: compile each job that comes in, and say so, until no more come. Nothing that it makes is
-    garbage before it ends."""
+    garbage before it ends. Numba gets ready with what it compiles first, so that is nothing, before a job has come."""
     gc.disable()
+    njit(lambda: None).compile(())
     while True:
         try:
             job: Job = pickle.load(source)

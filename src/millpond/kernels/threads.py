@@ -6,11 +6,9 @@ their neighbours. A phase is over when its items are done, not when every thread
 catches up without holding the others back. Which thread does an item never changes the item's result.
 """
 
-import os
 import platform
 import sys
 import time
-from pathlib import Path
 
 import numba
 import numpy as np
@@ -23,6 +21,7 @@ from numpy.typing import NDArray
 from millpond.errors import ConfigError
 from millpond.kernels.jit import INNER, compiled, inner
 from millpond.kernels.simd import I32, I64, address, int_at
+from millpond.machine import usable_cores
 
 CACHE_LINE = 8  # int64 per 64 bytes
 CLOCK = getattr(time, "CLOCK_MONOTONIC", -1)
@@ -34,35 +33,6 @@ SPINS_PER_YIELD = 64
 SPINS_BEFORE_NAP = 32768
 NAP_MICROSECONDS = 50
 MOST_AT_ONCE = 16
-
-
-def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores that this process may use: its affinity, cut to the cgroup's quota (rounded up), never the host's count."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else (os.cpu_count() or 1)
-    quota = cgroup_quota(cgroup)
-    return max(1, cores if quota is None else min(cores, int(-(-quota // 1))))
-
-
-def cgroup_quota(cgroup: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """The cgroup's processor quota in cores (version 2's cpu.max, or version 1's pair of files); None where unlimited
-    or not to be made out."""
-    words = _words(cgroup / "cpu.max") or [
-        *_words(cgroup / "cpu" / "cpu.cfs_quota_us"),
-        *_words(cgroup / "cpu" / "cpu.cfs_period_us"),
-    ]
-    try:
-        quota, period = (int(word) for word in words)
-    except ValueError:  # "max", no files, or nothing that makes sense
-        return None
-    return quota / period if quota > 0 and period > 0 else None
-
-
-def _words(path: Path) -> list[str]:
-    try:
-        return path.read_text().split()
-    except OSError:
-        return []
 
 
 def thread_count(setting: int | None) -> int:

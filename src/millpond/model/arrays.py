@@ -40,7 +40,7 @@ class Weights(NamedTuple):
     From norms_before on: how a layer differs from Llama's, 0 or 1 but where it says something else. branches: what a
     block gives goes to scratch.branch, and from there into the hidden state. query_key_norm: 0, 1 for each head, 2 for
     all heads at once. Caps are 0 where there is none; logits are divided in the last norm. experts: the address of
-    experts.py's function, where there are some.
+    experts.py's function, where there are some; attention: that of forward.py's.
     """
 
     layers: NDArray[np.int64]
@@ -74,6 +74,7 @@ class Weights(NamedTuple):
     experts_used: int
     normalise_experts: int
     experts: int
+    attention: int
     score_scale: np.float32
     score_cap: np.float32
     logit_cap: np.float32
@@ -227,6 +228,7 @@ def _options(config: ModelConfig) -> dict[str, Any]:
         "experts_used": config.experts_used,
         "normalise_experts": int(config.normalise_experts),
         "experts": 0,
+        "attention": 0,
         "score_scale": np.float32(config.attention_scale) if config.attention_scale else usual,
         "score_cap": np.float32(config.score_cap),
         "logit_cap": np.float32(config.logit_cap),

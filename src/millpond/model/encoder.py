@@ -8,12 +8,13 @@ import numpy as np
 
 from millpond.kernels.embedding import embed
 from millpond.kernels.jit import inner, inner_copy, merged
+from millpond.kernels.link import call
 from millpond.kernels.matmul import COLUMN_COUNT, COLUMNS, UNIT, input_stride, linear, linear_tile, rows_at_once
 from millpond.kernels.pointwise import add_row, copy_row, gelu_row, layer_norm, prepare
 from millpond.kernels.simd import address
 from millpond.kernels.threads import shared_items
 from millpond.model.config import ModelConfig
-from millpond.model.forward import DOWN, GATE_UP, OUT, QKV, attend_groups, gather_rows, rotate_rows, walk
+from millpond.model.forward import DOWN, GATE_UP, OUT, QKV, gather_rows, rotate_rows, walk
 
 embed = inner_copy(embed, inline="always")
 layer_norm, linear, prepare = (inner_copy(each) for each in (layer_norm, linear, prepare))
@@ -36,7 +37,7 @@ def walk_encoder(thread, tiles, weights, cache, batch, scratch):
         key_scales, value_scales = cache.key_scales[i], cache.value_scales[i]
         linear(tiles, sync, thread, layer[QKV], rows, inputs, sums, scratch.qkv, unpacked)
         rotate_rows(thread, weights, i, keys, values, key_scales, value_scales, batch, scratch)
-        attend_groups(tiles, thread, weights, i, keys, values, key_scales, value_scales, batch, scratch)
+        call(weights.attention, thread, tiles, weights, i, cache, batch, scratch)
         gather_rows(thread, weights, layer[OUT], rows, False, batch.sampled, scratch)
         linear(tiles, sync, thread, layer[OUT], rows, inputs, sums, hidden, unpacked)
         norm_sums(thread, weights, 2 * i + 1, layer[GATE_UP], rows, scratch)

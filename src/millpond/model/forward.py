@@ -78,6 +78,13 @@ def walk_together(entry, threads, sync, tiles, weights, cache, batch, scratch):
         call(entry, thread, tiles, weights, cache, batch, scratch)
 
 
+def link_attention(tiles, weights, cache, batch, scratch, link=entry_point):
+    """Compile (or load) `attend_groups` for such arguments; returns its address, for weights.attention. link does it,
+    as in load_tiles."""
+    kinds = reference_to(tiles), reference_to(weights), types.int64, reference_to(cache, any_strides=True)
+    return link(attend_groups, types.int64, *kinds, reference_to(batch), reference_to(scratch))
+
+
 def link_forward(walker, tiles, weights, cache, batch, scratch, link=entry_point):
     """Compile (or load) what a step calls, for such arguments; returns the address of walker: `walk`, or an encoder's.
     link does it, as in load_tiles."""
@@ -103,7 +110,7 @@ def walk(thread, tiles, weights, cache, batch, scratch):
         norm_rows(thread, weights, 2 * i, layer[QKV], rows, hidden, scratch)
         linear(tiles, sync, thread, layer[QKV], rows, inputs, sums, scratch.qkv, unpacked)
         rotate_rows(thread, weights, i, keys, values, key_scales, value_scales, batch, scratch)
-        attend_groups(tiles, thread, weights, i, keys, values, key_scales, value_scales, batch, scratch)
+        call(weights.attention, thread, tiles, weights, i, cache, batch, scratch)
         if is_last:
             rows, hidden = batch.sampled.size, scratch.last
         given = scratch.branch if weights.branches else hidden
@@ -194,8 +201,10 @@ def rotate_rows(thread, weights, i, keys, values, key_scales, value_scales, batc
             write_value(value, values[block, h], value_scales[block, h], offset, batch.cleared[m])
 
 
-@merged
-def attend_groups(tiles, thread, weights, i, keys, values, key_scales, value_scales, batch, scratch):
+@inner
+def attend_groups(thread, tiles, weights, i, cache, batch, scratch):
+    """Attention of layer i. A function of its own that walks call by its address: another process can compile it."""
+    keys, values, key_scales, value_scales = cache.keys[i], cache.values[i], cache.key_scales[i], cache.value_scales[i]
     dim, kv_heads, window = weights.head_dim, weights.num_kv_heads, weights.windows[i]
     per_token = weights.num_heads // kv_heads
     for item in shared_items(scratch.sync, thread, len(batch.groups) * kv_heads):

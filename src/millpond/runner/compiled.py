@@ -12,7 +12,7 @@ from millpond.model.arrays import new_kv_cache, new_scratch, no_batch, no_weight
 from millpond.model.config import ModelConfig
 from millpond.model.encoder import walk_of
 from millpond.model.experts import link_experts
-from millpond.model.forward import link_forward
+from millpond.model.forward import link_attention, link_forward
 from millpond.runner.sampler import link_compiled
 
 
@@ -23,7 +23,9 @@ def jobs_of(config: ModelConfig, kinds: Iterable[int], kv_dtype: type[np.generic
     cache = new_kv_cache(config, 1, kv_dtype)
     scratch = new_scratch(config, kv_dtype, rows=1, sampled=1, max_model_len=BLOCK, threads=1)
     weights = no_weights(config)
-    link_forward(walk_of(config), tiles, weights, cache, no_batch(), scratch, link=large)
+    arguments = tiles, weights, cache, no_batch(), scratch
+    link_forward(walk_of(config), *arguments, link=large)
+    link_attention(*arguments, link=large)
     if not config.is_encoder:
         link_compiled(large)
     if config.num_experts:

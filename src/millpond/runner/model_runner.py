@@ -43,7 +43,7 @@ from millpond.model.arrays import (
 from millpond.model.config import ModelConfig
 from millpond.model.encoder import walk_of
 from millpond.model.experts import link_experts
-from millpond.model.forward import forward, link_forward
+from millpond.model.forward import forward, link_attention, link_forward
 from millpond.model.outliers import PROBE_TOKENS, find_outliers, integer_layers, probe_tokens, take_out
 from millpond.model.pooling import LAST
 from millpond.model.weights import ModelWeights
@@ -122,7 +122,9 @@ class ModelRunner:
         tiles = load()
         if self.config.num_experts:
             self._weights = self._weights._replace(experts=link_experts(tiles, self._weights, self._scratch))
-        arguments = tiles, self._weights, self._cache, self._batch(()), self._scratch
+        others = self._cache, self._batch(()), self._scratch
+        self._weights = self._weights._replace(attention=link_attention(tiles, self._weights, *others))
+        arguments = tiles, self._weights, *others
         self._entry = link_forward(walk_of(self.config), *arguments)
         self._tiles = Referred(tiles)
         self._own = Referred(self._weights), Referred(self._cache), Referred(self._scratch)
