@@ -9,7 +9,7 @@ from millpond.kernels.matmul import BF16, F32_WEIGHTS, U4
 from millpond.kernels.precompile import Wanted
 from millpond.kernels.tiles import attention_rows
 from millpond.model.encoder import walk_of
-from millpond.model.experts import link_experts
+from millpond.model.experts import link_ffn
 from millpond.model.forward import link_attention, link_forward
 from millpond.runner.compiled import jobs_of, tile_loader
 from millpond.runner.sampler import link_compiled
@@ -17,7 +17,7 @@ from tiny_bert import write_bert_folder
 from tiny_llama import write_tiny_llama
 from tiny_runner import TYPES, tiny_runner
 
-ALWAYS = ["attend_groups", "sample_by", "sample_rows", "walk", "walk_together"]
+ALWAYS = ["attend_groups", "gate_and_up", "sample_by", "sample_rows", "walk", "walk_together"]
 ROWS = len(attention_rows(2))  # query heads that share a K/V head of the tiny model
 
 
@@ -34,9 +34,8 @@ def linked(runner, isa="portable"):
     link_forward(walk_of(runner.config), *arguments, link=wanted)
     link_attention(*arguments, link=wanted)
     if not runner.config.is_encoder:
+        link_ffn(tiles, runner._weights, scratch, link=wanted)
         link_compiled(wanted)
-    if runner.config.num_experts:
-        link_experts(tiles, runner._weights, scratch, link=wanted)
     return asked(wanted.jobs())
 
 

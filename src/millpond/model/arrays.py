@@ -39,8 +39,8 @@ class Weights(NamedTuple):
 
     From norms_before on: how a layer differs from Llama's, 0 or 1 but where it says something else. branches: what a
     block gives goes to scratch.branch, and from there into the hidden state. query_key_norm: 0, 1 for each head, 2 for
-    all heads at once. Caps are 0 where there is none; logits are divided in the last norm. experts: the address of
-    experts.py's function, where there are some; attention: that of forward.py's.
+    all heads at once. Caps are 0 where there is none; logits are divided in the last norm. attention,
+    ffn: addresses of what a walk calls, the latter of experts.py's function or of forward.py's gate_and_up.
     """
 
     layers: NDArray[np.int64]
@@ -73,8 +73,8 @@ class Weights(NamedTuple):
     num_experts: int
     experts_used: int
     normalise_experts: int
-    experts: int
     attention: int
+    ffn: int
     score_scale: np.float32
     score_cap: np.float32
     logit_cap: np.float32
@@ -227,8 +227,8 @@ def _options(config: ModelConfig) -> dict[str, Any]:
         "num_experts": config.num_experts,
         "experts_used": config.experts_used,
         "normalise_experts": int(config.normalise_experts),
-        "experts": 0,
         "attention": 0,
+        "ffn": 0,
         "score_scale": np.float32(config.attention_scale) if config.attention_scale else usual,
         "score_cap": np.float32(config.score_cap),
         "logit_cap": np.float32(config.logit_cap),

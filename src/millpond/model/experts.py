@@ -15,6 +15,7 @@ from millpond.kernels.pointwise import copy_row, prepare, swiglu_row
 from millpond.kernels.reference import reference_to
 from millpond.kernels.simd import address
 from millpond.kernels.threads import shared_items
+from millpond.model.forward import gate_and_up
 
 # Of a layer's descriptors; gate and up, and down, of expert e are 2 e behind the first's.
 ROUTER, FIRST_GATE_UP, FIRST_DOWN = 2, 3, 4
@@ -40,10 +41,13 @@ def experts(thread, tiles, weights, layer, rows, scratch):
     sum_rows(thread, weights, layer, rows, scratch)
 
 
-def link_experts(tiles, weights, scratch, link=entry_point):
-    """Compile (or load) `experts` for these arguments' types; returns its address. link does it, as in load_tiles."""
+def link_ffn(tiles, weights, scratch, link=entry_point):
+    """Compile (or load) `experts`, or where there are none `gate_and_up`, for these arguments' types; returns its
+    address, for weights.ffn. link does it, as in load_tiles."""
     kinds = reference_to(tiles), reference_to(weights), types.Array(types.int64, 2, "C")
-    return link(experts, types.int64, *kinds, types.int64, reference_to(scratch))
+    return link(
+        experts if weights.num_experts else gate_and_up, types.int64, *kinds, types.int64, reference_to(scratch)
+    )
 
 
 @inner

@@ -117,14 +117,8 @@ def walk(thread, tiles, weights, cache, batch, scratch):
         gather_rows(thread, weights, layer[OUT], rows, is_last, batch.sampled, scratch)
         linear(tiles, sync, thread, layer[OUT], rows, inputs, sums, given, unpacked)
         norm_rows(thread, weights, 2 * i + 1, layer[GATE_UP], rows, hidden, scratch)
-        if weights.num_experts:
-            call(weights.experts, thread, tiles, weights, layer, rows, scratch)
-        else:
-            by_amx = layer[GATE_UP, KIND] >= AMX_U4 and layer[DOWN, KIND] >= AMX_U4 and not layer[DOWN, MAGNITUDES]
-            if by_amx and rows > AMX_ROWS:
-                gate_up_pairs(tiles, thread, weights, layer, rows, scratch)
-            else:
-                gate_up_units(tiles, thread, weights, layer, rows, scratch)
+        call(weights.ffn, thread, tiles, weights, layer, rows, scratch)
+        if not weights.num_experts:
             linear(tiles, sync, thread, layer[DOWN], rows, scratch.ffn_inputs, scratch.ffn_sums, given, unpacked)
     norm_rows(thread, weights, 2 * len(layers), weights.head, rows, hidden, scratch)
     head_tiles(tiles, thread, weights, rows, scratch)
@@ -241,6 +235,16 @@ def gather_rows(thread, weights, layer, rows, is_last, sampled, scratch):
             copy_row(address(scratch.attended, h, m), address(row) + h * width * 4, width // 16)
         place = address(scratch.inputs) + n * input_stride(layer)
         prepare(layer, row[: layer[DEPTH]], np.int64(0), place, address(scratch.sums, n))
+
+
+@inner
+def gate_and_up(thread, tiles, weights, layer, rows, scratch):
+    """Gate and up of a layer, which leave the input of down. Walks call it by its address, like attention."""
+    by_amx = layer[GATE_UP, KIND] >= AMX_U4 and layer[DOWN, KIND] >= AMX_U4 and not layer[DOWN, MAGNITUDES]
+    if by_amx and rows > AMX_ROWS:
+        gate_up_pairs(tiles, thread, weights, layer, rows, scratch)
+    else:
+        gate_up_units(tiles, thread, weights, layer, rows, scratch)
 
 
 @merged

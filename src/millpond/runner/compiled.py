@@ -11,7 +11,7 @@ from millpond.kernels.tiles import Tiles, load_tiles
 from millpond.model.arrays import new_kv_cache, new_scratch, no_batch, no_weights
 from millpond.model.config import ModelConfig
 from millpond.model.encoder import walk_of
-from millpond.model.experts import link_experts
+from millpond.model.experts import link_ffn
 from millpond.model.forward import link_attention, link_forward
 from millpond.runner.sampler import link_compiled
 
@@ -27,9 +27,8 @@ def jobs_of(config: ModelConfig, kinds: Iterable[int], kv_dtype: type[np.generic
     link_forward(walk_of(config), *arguments, link=large)
     link_attention(*arguments, link=large)
     if not config.is_encoder:
+        link_ffn(tiles, weights, scratch, link=large)
         link_compiled(large)
-    if config.num_experts:
-        link_experts(tiles, weights, scratch, link=large)
     return large.jobs() + small.jobs()
 
 

@@ -42,7 +42,7 @@ from millpond.model.arrays import (
 )
 from millpond.model.config import ModelConfig
 from millpond.model.encoder import walk_of
-from millpond.model.experts import link_experts
+from millpond.model.experts import link_ffn
 from millpond.model.forward import forward, link_attention, link_forward
 from millpond.model.outliers import PROBE_TOKENS, find_outliers, integer_layers, probe_tokens, take_out
 from millpond.model.pooling import LAST
@@ -120,8 +120,8 @@ class ModelRunner:
     def _link(self, load: Callable[..., Tiles]) -> None:
         """Load, or compile, what a step calls."""
         tiles = load()
-        if self.config.num_experts:
-            self._weights = self._weights._replace(experts=link_experts(tiles, self._weights, self._scratch))
+        if not self.config.is_encoder:
+            self._weights = self._weights._replace(ffn=link_ffn(tiles, self._weights, self._scratch))
         others = self._cache, self._batch(()), self._scratch
         self._weights = self._weights._replace(attention=link_attention(tiles, self._weights, *others))
         arguments = tiles, self._weights, *others
